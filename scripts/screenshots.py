@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         chat.close()
         room = chromium.new_page(color_scheme="dark", **shown)
         room.goto(f"{server.url}/#room")
+        room.locator("#room").blur()
         with ThreadPoolExecutor(len(_TOPICS)) as pool:
             for i, topic in enumerate(_TOPICS):
                 pool.submit(_ask, server.url, i, topic)

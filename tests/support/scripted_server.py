@@ -5,6 +5,9 @@ The model reads its prompt as text: the last `[[say TEXT]]` or `[[call NAME key=
 decides what it writes, and once the result of a call has followed, it repeats the result's beginning.  After
 `[[count]]` it counts, slowly, until the client leaves; `[[slow TEXT]]` is said after more than a minute.  The
 command line is that of `python -m app`; the context is `MLX_SERVER_MAX_MODEL_LEN`, 65,536 without it.
+
+All models of `MLX_SERVER_MODELS` are that one, and are loaded at once unless they name a file, as in
+`slow=/tmp/slow`: their load is as far as the number in that file says, is done at 1, and fails with any other text.
 """
 
 import json
@@ -12,6 +15,8 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
@@ -19,8 +24,8 @@ from app.cli import run
 from app.flags import parse_flags
 from app.observability.logs import configure, print_stderr
 from app.settings import load_settings
-from app.settings.configs import engine_config
-from batching import EngineConfig, ModelInfo, SchedulerManager
+from app.settings.models import served_models
+from batching import EngineConfig, ModelInfo, ModelLoadError, SchedulerManager
 from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
@@ -28,6 +33,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.memory_use import MemoryUse
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
@@ -40,6 +46,8 @@ _NUM_REPEATED: Final = 200  # characters of a result
 _COUNTED: Final = " ".join(map(str, range(2000)))
 _STEP_TIME: Final = 0.02  # seconds, while it counts or all prompts are slow
 _PREFILL_TIME: Final = 65.0  # seconds, from a request's arrival until it says something slowly
+_MEMORY: Final = MemoryUse(weights=3 << 30, kv_cache=3 << 29)
+_POLL_INTERVAL: Final = 0.02  # seconds, while a load waits for its file
 # A prompt without a directive: clients ask for titles and summaries by themselves.
 _SILENCE: Final = "Understood."
 
@@ -120,7 +128,24 @@ class ScriptedRunner:
         ]
 
 
+def follow(path: Path, slices: LoadSlices) -> None:
+    """Be as far with a load as a file says, until it says 1.
+
+    Raises:
+        ModelLoadError: it says something else.
+    """
+    while (text := path.read_text(encoding="utf-8")) != "1":
+        try:
+            progress = float(text)
+        except ValueError:
+            raise ModelLoadError(text) from None
+        slices.pause(progress)
+        slices.in_thread(partial(Event().wait, _POLL_INTERVAL))
+
+
 def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
+    if (path := Path(config.model)).is_file():
+        follow(path, slices)
     tokenizer = build_tokenizer(read_header(resolve(BUNDLED_MODEL)))
     context = config.max_model_len or _CONTEXT
     limits: SchedulerConfig = config.scheduler_config(2 * context // _BLOCK_SIZE, context)
@@ -133,13 +158,13 @@ def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
         len(tokenizer.get_vocab()),
         limits.max_request_tokens,
     )
-    return LoadedEngine(engine, model, ("a scripted model",))
+    return LoadedEngine(engine, model, ("a scripted model",), _MEMORY)
 
 
 def main() -> int:
     settings = load_settings(parse_flags(sys.argv[1:]))
     configure(settings.log_level, settings.log_format)
-    return run(settings, SchedulerManager([engine_config(settings)], build))
+    return run(settings, SchedulerManager(served_models(settings), build))
 
 
 if __name__ == "__main__":

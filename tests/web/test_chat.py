@@ -251,6 +251,8 @@ def test_an_error_of_the_server_is_shown(visit: Visit) -> None:
 def test_another_model_since_the_page_was_opened_is_found(visit: Visit) -> None:
     visit.expect_problem("404|ERR_FAILED")
     visit.page.evaluate("localStorage.setItem('settings', '{\"model\": \"of before\"}')")
+    # It would say so at once.
+    visit.page.route("**/models/sse", lambda route: route.abort())
     visit.page.route("**/v1/models", lambda route: route.abort(), times=1)
     visit.page.reload()
     visit.ask("[[say Hi]]")

@@ -34,20 +34,25 @@ async function messageOf(response) {
   }
 }
 
-/** The ids of the models, the default first. */
+/** The models, the default first. */
 export async function listModels() {
   const response = await send("/v1/models");
-  return (await response.json()).data.map((card) => card.id);
+  return (await response.json()).data;
 }
+
+/** Let a model be loaded, or unloaded: `act` is "load" or "unload".  The response does not wait for that. */
+export const move = (act, model) => post(`/models/${act}`, { model });
+
+const post = (path, body, signal) => send(path, {
+  method: "POST",
+  headers: { "Content-Type": "application/json" },
+  body: JSON.stringify(body),
+  signal,
+});
 
 /** Yield the chunks of a streamed chat completion; one that breaks off throws ConnectionLost. */
 export async function* streamChat(body, signal) {
-  const response = await send("/v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
+  const response = await post("/v1/chat/completions", body, signal);
   for await (const data of events(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
@@ -58,8 +63,13 @@ export async function* streamChat(body, signal) {
 }
 
 /** Yield the frames of the machine room. */
-export async function* watchEngine(model, signal) {
-  const query = model ? `?model=${encodeURIComponent(model)}` : "";
-  const response = await send(`/server/events${query}`, { signal });
+export const watchEngine = (model, signal) =>
+  watch(`/server/events${model ? `?model=${encodeURIComponent(model)}` : ""}`, signal);
+
+/** Yield the state of each model, and its changes. */
+export const watchModels = (signal) => watch("/models/sse", signal);
+
+async function* watch(path, signal) {
+  const response = await send(path, { signal });
   for await (const data of events(response)) yield JSON.parse(data);
 }

@@ -41,6 +41,20 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Show an item for each key, in that order; `items` are those shown so far, by key, each with its `element`. */
+export function arrange(list, items, keys, make) {
+  for (const [key, { element }] of items) {
+    if (keys.includes(key)) continue;
+    element.remove();
+    items.delete(key);
+  }
+  keys.forEach((key, i) => {
+    if (!items.has(key)) items.set(key, make(key));
+    const { element } = items.get(key);
+    if (list.children[i] !== element) list.insertBefore(element, list.children[i] ?? null);
+  });
+}
+
 /** Copy a text; whether that went well. */
 async function copyText(text) {
   try {

@@ -1,16 +1,18 @@
 // The page: two views, a model, a theme, settings.
 
-import { listModels } from "./api.js";
 import { ChatView } from "./chat/chat_view.js";
-import { $, h, icon } from "./dom.js";
+import { $, icon } from "./dom.js";
+import { ModelPicker } from "./model_picker.js";
+import { refreshModels, watchStates } from "./models.js";
 import { RoomView } from "./room/room_view.js";
-import { change, key, onChange, settings } from "./settings.js";
+import { key, onChange } from "./settings.js";
 import { openSettings } from "./settings_dialog.js";
 import { local } from "./storage.js";
 
 const THEMES = ["system", "light", "dark"];
 
 const chat = new ChatView({ onNavigate: () => showDrawer(false), onUnknownModel: () => showModels() });
+new ModelPicker(); // before those that follow its choice
 const room = new RoomView();
 
 function showView() {
@@ -24,7 +26,9 @@ function showView() {
   }
   document.title = isRoom ? "Machine room · mlx-batch-server" : "mlx-batch-server";
   // Nothing is sent to a page that is not looked at.
-  room.watch(isRoom && document.visibilityState === "visible");
+  const isSeen = document.visibilityState === "visible";
+  watchStates(isSeen);
+  room.watch(isRoom && isSeen);
 }
 
 function showDrawer(isOpen) {
@@ -51,16 +55,11 @@ function nextTheme() {
 const currentTheme = () => document.documentElement.dataset.theme ?? "system";
 
 async function showModels() {
-  let ids = [];
   try {
-    ids = await listModels();
+    await refreshModels();
   } catch (error) {
     if (error.status === 401) openSettings(key() ? "The server does not know this key." : error.message);
   }
-  $("model").replaceChildren(...ids.map((id) => h("option", { value: id, text: id })));
-  if (!ids.length) return;
-  if (!ids.includes(settings.model)) change({ model: ids[0] });
-  $("model").value = settings.model;
 }
 
 window.addEventListener("hashchange", showView);
@@ -76,13 +75,13 @@ $("drawer-toggle").addEventListener("click", () => showDrawer(!$("sidebar").clas
 $("shade").addEventListener("click", () => showDrawer(false));
 $("settings-open").addEventListener("click", () => openSettings());
 $("theme").addEventListener("click", nextTheme);
-$("model").addEventListener("change", () => change({ model: $("model").value }));
 
 let knownKey = key();
 onChange(() => {
-  $("model").value = settings.model;
   if (key() === knownKey) return;
   knownKey = key();
+  watchStates(false);
+  showView();
   showModels();
 });
 

@@ -1,6 +1,7 @@
 // The chat: the shown conversation, and those in which the model still writes.
 
 import { $, setText } from "../dom.js";
+import { onModels } from "../models.js";
 import { openSettings } from "../settings_dialog.js";
 import { session } from "../storage.js";
 import { Announcer } from "./announcer.js";
@@ -56,6 +57,8 @@ export class ChatView {
     $("to-latest").addEventListener("click", () => this.#follow(true));
     this.#scroller.addEventListener("scroll", () => this.#showJump(), { passive: true });
     for (const text of SUGGESTIONS) this.#suggest(text);
+    // What a response waits for.
+    onModels(() => this.#running.has(this.#shown) && this.#throttle.request());
     onChangeElsewhere((id, kept) => this.#takeOver(id, kept));
   }
 

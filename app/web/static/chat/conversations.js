@@ -2,7 +2,7 @@
 //
 // A message is {role: "user" | "assistant" | "tool", content, status}, and besides
 //   of the assistant: reasoning, calls: [{id, name, arguments}], error, finishReason, usage,
-//     tokensPerSecond, firstTokenSeconds, reasoningSeconds, model
+//     tokensPerSecond, firstTokenSeconds, reasoningSeconds, model, asked (the model that was asked)
 //   of a tool: callId
 // `status` is "streaming", "done", "stopped" or "failed".
 

@@ -12,6 +12,7 @@ export async function generate(messages, message, signal, onChange) {
   const clock = new Clock(message);
   message.status = "streaming";
   delete message.error;
+  message.asked = settings.model;
   try {
     for await (const chunk of streamChat(requestOf(messages, message), signal)) {
       apply(chunk, message, clock);

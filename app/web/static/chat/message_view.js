@@ -1,6 +1,7 @@
 // A message on the page: what it shows follows from the message, however often that changes.
 
 import { copyButton, h, iconButton, setText } from "../dom.js";
+import { waitFor } from "../models.js";
 import { MarkdownStream } from "./markdown_stream.js";
 
 /**
@@ -78,6 +79,7 @@ class AssistantView {
   #calls = h("div", { class: "calls" });
   #fault = h("div", { class: "fault", hidden: true });
   #facts = h("span", { class: "facts" });
+  #wait = h("p", { class: "wait" });
   #tools;
   #shownStatus = null;
 
@@ -89,7 +91,7 @@ class AssistantView {
       iconButton("again", "Regenerate", () => actions.regenerate(message)),
       this.#facts);
     this.element.append(h("h2", { class: "sr-only", text: "Model" }),
-      this.#reasoning.element, this.#markdown.element, this.#calls, this.#fault, this.#tools);
+      this.#wait, this.#reasoning.element, this.#markdown.element, this.#calls, this.#fault, this.#tools);
     this.update();
   }
 
@@ -99,7 +101,9 @@ class AssistantView {
     if (!isStreaming && message.status === this.#shownStatus && !message.calls.length) return;
     this.#shownStatus = message.status;
     this.element.classList.toggle("streaming", isStreaming);
-    this.element.classList.toggle("silent", isStreaming && !message.content && !message.reasoning);
+    const isSilent = isStreaming && !message.content && !message.reasoning;
+    this.element.classList.toggle("silent", isSilent);
+    setText(this.#wait, isSilent ? waitFor(message.asked) : "");
     this.element.setAttribute("aria-busy", isStreaming);
     this.#reasoning.update(message);
     this.#markdown.update(message.content, !isStreaming);

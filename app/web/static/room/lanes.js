@@ -1,6 +1,6 @@
 // Requests as lanes: a line each, along which time runs and whose colours are states.
 
-import { h, setText } from "../dom.js";
+import { arrange, h, setText } from "../dom.js";
 import { SPAN, stateOf } from "./history.js";
 import { color, fitted, hueOf } from "./paint.js";
 
@@ -23,25 +23,9 @@ export class Lanes {
 
   show(history, time) {
     const lanes = [...history.lanes.values()].sort(inOrder).slice(0, MAX_LANES);
-    const shown = new Set(lanes.map(({ id }) => id));
-    for (const [id, row] of this.#rows) {
-      if (shown.has(id)) continue;
-      row.element.remove();
-      this.#rows.delete(id);
-    }
-    lanes.forEach((lane, i) => {
-      const row = this.#rowOf(lane.id);
-      if (this.#element.children[i] !== row.element) {
-        this.#element.insertBefore(row.element, this.#element.children[i] ?? null);
-      }
-      row.show(lane, time);
-    });
+    arrange(this.#element, this.#rows, lanes.map(({ id }) => id), (id) => new Row(id, this.#onSelect));
+    for (const lane of lanes) this.#rows.get(lane.id).show(lane, time);
     this.#empty.hidden = lanes.length > 0;
-  }
-
-  #rowOf(id) {
-    if (!this.#rows.has(id)) this.#rows.set(id, new Row(id, this.#onSelect));
-    return this.#rows.get(id);
   }
 }
 

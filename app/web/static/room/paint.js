@@ -1,4 +1,6 @@
-// Drawing on canvases in the colours of the theme.
+// Drawing in the colours of the theme, on canvases and off them.
+
+import { h } from "../dom.js";
 
 /** Fit a canvas to its size on the page; return its context in CSS pixels, cleared. */
 export function fitted(canvas, width, height) {
@@ -54,3 +56,10 @@ export function assignHues(ids) {
 
 /** The name of a request's own colour; that of nothing, unless it runs. */
 export const hueOf = (id) => (hues.has(id) ? `hue-${hues.get(id)}` : "block-empty");
+
+/** An entry of a legend, with the colour of that name. */
+export function legendItem(name, text, count = null) {
+  const swatch = h("span", { class: "swatch" });
+  swatch.style.setProperty("--swatch", `var(--${name})`);
+  return h("li", {}, swatch, count, count ? " " : null, text);
+}

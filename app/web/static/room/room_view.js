@@ -1,17 +1,22 @@
 // The machine room: what the engine does, four times a second.
 
+import { watchEngine } from "../api.js";
 import { $, h, setText } from "../dom.js";
-import { onChange } from "../settings.js";
+import { Feed } from "../feed.js";
+import { areModelsListed, modelOf, onModels, percent, refreshModels, wordOf } from "../models.js";
+import { onChange, settings } from "../settings.js";
 import { BlockMap, BlockOwners, EMPTY } from "./block_map.js";
-import { Feed } from "./feed.js";
 import { History } from "./history.js";
 import { Lanes } from "./lanes.js";
-import { assignHues } from "./paint.js";
+import { ModelsPanel } from "./models_panel.js";
+import { assignHues, legendItem } from "./paint.js";
 import { Queue } from "./queue.js";
 import { Tiles } from "./tiles.js";
 
 // Milliseconds without a frame, after which that is said.
 const LATE = 2500;
+// Milliseconds between two looks at what the models do, of which only changes of their states are told.
+const REFRESH = 2000;
 
 const STATES = ["waiting", "prefill", "decode", "preempted"];
 const BLOCKS = [
@@ -31,7 +36,17 @@ export class RoomView {
   #selected = null;
   #lateTimer = null;
   #counts = new Map();
-  #feed = new Feed((frame) => this.#show(frame), (state) => this.#showState(state));
+  #panel = new ModelsPanel();
+  #refreshTimer = null;
+  #isWatched = false;
+  #feed = new Feed(
+    (signal) => watchEngine(settings.model, signal),
+    (frame) => this.#show(frame),
+    (state, status) => {
+      this.#showState(state);
+      if (status === 403) this.#panel.refusal = state;
+    },
+  );
 
   constructor() {
     for (const state of STATES) $("lanes-legend").append(legendItem(state, state));
@@ -42,22 +57,53 @@ export class RoomView {
     }
     $("blocks").addEventListener("pointermove", (event) => this.#point(event));
     $("blocks").addEventListener("pointerleave", () => this.#select(null));
-    onChange(() => this.#feed.isRunning && this.#begin());
+    $("absent-load").addEventListener("click", () => this.#panel.move("load", settings.model));
+    onChange(() => {
+      this.#panel.refusal = "";
+      this.#end();
+      this.#follow();
+    });
+    onModels(() => {
+      this.#panel.show();
+      this.#follow();
+    });
   }
 
   /** Watch, or not: nothing is collected for a view that is not seen. */
   watch(isWatched) {
-    if (isWatched === this.#feed.isRunning) return;
-    if (isWatched) this.#begin();
-    else {
-      this.#feed.stop();
-      clearTimeout(this.#lateTimer);
+    if (isWatched === this.#isWatched) return;
+    this.#isWatched = isWatched;
+    clearInterval(this.#refreshTimer);
+    if (isWatched) {
+      this.#refreshTimer = setInterval(() => refreshModels().catch(() => {}), REFRESH);
+      this.#follow();
+    } else this.#end();
+  }
+
+  /** Watch the chosen model, as long as it is there. */
+  #follow() {
+    if (!this.#isWatched || !areModelsListed()) return;
+    const card = modelOf(settings.model);
+    const word = wordOf(card);
+    const isAbsent = ["unloaded", "loading", "failed"].includes(word);
+    $("absent").hidden = !isAbsent;
+    $("live").hidden = isAbsent;
+    if (isAbsent) {
+      const what = { unloaded: "is not loaded", loading: `is being loaded: ${percent(card)} %`, failed: "could not be loaded" };
+      setText($("absent-text"), `${card.id} ${what[word]}.`);
+      if (word === "loading" && document.activeElement === $("absent-load")) $("room").focus();
+      $("absent-load").hidden = word === "loading";
+      this.#end();
+      this.#showState("");
+    } else if (!this.#feed.isRunning) {
+      this.#history = new History();
+      this.#feed.start();
     }
   }
 
-  #begin() {
-    this.#history = new History();
-    this.#feed.start();
+  #end() {
+    this.#feed.stop();
+    clearTimeout(this.#lateTimer);
   }
 
   #show(frame) {
@@ -116,10 +162,4 @@ export class RoomView {
     const shared = numShared ? `, ${numShared} of them shared with ${[...others].map((o) => `#${o}`).join(", ")}` : "";
     return `Request #${id} uses ${owned.length} blocks${shared}.`;
   }
-}
-
-function legendItem(name, text, count = null) {
-  const swatch = h("span", { class: "swatch" });
-  swatch.style.setProperty("--swatch", `var(--${name})`);
-  return h("li", {}, swatch, count, count ? " " : null, text);
 }

@@ -1,19 +1,21 @@
-// The frames of an engine, while they are watched; a lost connection is opened again.
-
-import { watchEngine } from "../api.js";
-import { settings } from "../settings.js";
+// Frames of the server, while they are watched; a lost connection is opened again.
 
 // Milliseconds.
 const FIRST_PAUSE = 500;
 const LAST_PAUSE = 10_000;
 
 export class Feed {
+  #open;
   #onFrame;
   #onState;
   #controller = null;
 
-  /** `onState` gets a sentence for the user, empty while frames come. */
-  constructor(onFrame, onState) {
+  /**
+   * `open(signal)` yields frames until they end; `onState` gets a sentence for the user, empty while frames come,
+   * and the status of a rejection.
+   */
+  constructor(open, onFrame, onState) {
+    this.#open = open;
     this.#onFrame = onFrame;
     this.#onState = onState;
   }
@@ -39,7 +41,7 @@ export class Feed {
     while (!signal.aborted) {
       let fault = "The engine has stopped.";
       try {
-        for await (const frame of watchEngine(settings.model, signal)) {
+        for await (const frame of this.#open(signal)) {
           if (signal.aborted) return;
           pause = FIRST_PAUSE;
           this.#onState("");
@@ -49,7 +51,7 @@ export class Feed {
         if (signal.aborted) return;
         fault = error.message.charAt(0).toUpperCase() + error.message.slice(1);
         // It would be rejected again: until the key or the model is another.
-        if (error.status >= 400 && error.status < 500) return this.#onState(`${fault}.`);
+        if (error.status >= 400 && error.status < 500) return this.#onState(`${fault}.`, error.status);
       }
       this.#onState(`${fault.replace(/\.$/, "")}; trying again …`);
       await paused(pause, signal);
