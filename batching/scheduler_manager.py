@@ -32,6 +32,8 @@ class SchedulerManager:
 
     `Residency` decides which models are loaded; the manager does what it decides, and tells it what has
     happened.  All methods may be called from any thread and none waits, except `get` and `close`.
+
+    is_closed: no more models are loaded.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SchedulerManager:
                 is_pinned=model.is_pinned,
                 idle_unload=model.idle_unload,
             )
+        self.is_closed = False
         self._engines: dict[str, AsyncEngine] = {}
         self._loads: dict[str, Load] = {}
         self._listeners: list[Callable[[], object]] = []
@@ -160,7 +163,10 @@ class SchedulerManager:
             self._advance()
 
     def listen(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call a function after every change of a model's status, in any thread; return what ends that."""
+        """Call a function after every change of a model's state, and at the end; return what ends that.
+
+        It is called in any thread, and must not wait.
+        """
         with self._lock:
             self._listeners.append(listener)
 
@@ -193,8 +199,10 @@ class SchedulerManager:
     def close(self, timeout: float | None = None) -> None:
         """End all engines, waiting up to `timeout` seconds; open streams get EngineClosed."""
         with self._lock:
+            self.is_closed = True
             self._residency.end()
             self._advance()
+            self._tell_listeners()
         self._thread.stop(timeout)
 
     def _leave(self, request: LeaseRequest) -> None:
@@ -214,8 +222,11 @@ class SchedulerManager:
                 self._do(action)
         if self._num_changes != self._residency.num_changes:
             self._num_changes = self._residency.num_changes
-            for listener in [*self._listeners]:
-                listener()
+            self._tell_listeners()
+
+    def _tell_listeners(self) -> None:
+        for listener in [*self._listeners]:
+            listener()
 
     def _do(self, action: Action) -> None:
         match action:

@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 # Probes need no key.
 PROBE_PATHS: Final = frozenset({"/health", "/ready"})
 # Monitoring goes on during a shutdown, and does not delay it.
-_MONITORING_PATHS: Final = PROBE_PATHS | {*("/metrics", "/load", "/version", "/server/events")}
+_MONITORING_PATHS: Final = PROBE_PATHS | {
+    *("/metrics", "/load", "/version", "/server/events", "/models/sse")
+}
 
 # In a log line; h11 takes one of 32 KB.
 _MAX_METHOD: Final = 16

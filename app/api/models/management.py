@@ -98,8 +98,8 @@ class ModelChanges:
             end()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield an event for each model, and for each change."""
-        while True:
+        """Yield an event for each model, and for each change, until the server shuts down."""
+        while not self._manager.is_closed:
             self._changed.clear()
             is_loading = False
             for status in self._manager.statuses():

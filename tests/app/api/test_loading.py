@@ -208,6 +208,9 @@ async def test_the_changes_of_models_are_followed_with_the_progress_of_loads() -
         request.close()
         while (await next_change(events))["value"] != "unloaded":
             pass
+        server.manager.close()
+        with pytest.raises(StopAsyncIteration):
+            await next_change(events)
         changes.close()
         changes.close()
 
