@@ -21,13 +21,13 @@ from app.observability.logs import configure, print_stderr
 from app.settings import load_settings
 from app.settings.configs import engine_config
 from batching import EngineConfig, ModelInfo, SchedulerManager
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
+from batching.model_files.gguf_header import read_header
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.engine_turns import ALONE, Turn
 from batching.steps.sequences import Sequences, SequenceState, recorded

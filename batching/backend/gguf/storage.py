@@ -7,7 +7,6 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from batching.backend.gguf.architecture.known import ARCHITECTURES
-from batching.backend.gguf.file.header import GgufHeader, Tensor
 from batching.backend.gguf.file.quantizations import FLOATS, format_of, loses_bits, parameter_bits
 from batching.backend.gguf.tensors import NOT_WEIGHTS
 from batching.backend.weights.storage import (
@@ -17,6 +16,7 @@ from batching.backend.weights.storage import (
     kernel_float,
     quantization_name,
 )
+from batching.model_files.gguf_header import GgufHeader, Tensor
 
 
 class _Kept(NamedTuple):

@@ -17,7 +17,7 @@ from gguf.quants import dequantize as dequantize_rows
 from numpy.typing import NDArray
 
 from batching.backend.gguf.file.blocks import GROUPS_OF, Bytes
-from batching.backend.gguf.file.header import GgufHeader, Tensor
+from batching.model_files.gguf_header import GgufHeader, Tensor
 
 # Weights that are converted at once: what a tensor needs beside its result is bounded.
 _MAX_WEIGHTS: Final = 1 << 24

@@ -10,7 +10,6 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from batching.backend.gguf.file import quantizations
-from batching.backend.gguf.file.header import GgufHeader, read_header
 from batching.backend.gguf.file.quantizations import (
     EIGHT_BITS,
     FORMATS,
@@ -23,6 +22,7 @@ from batching.backend.gguf.file.quantizations import (
 )
 from batching.backend.gguf.storage import num_bytes, stored_tensors
 from batching.backend.weights.storage import storage_line
+from batching.model_files.gguf_header import GgufHeader, read_header
 from tests.support.gguf_models import Array, blocks
 from tests.support.gguf_writer import F16, RawTensor, write_gguf
 

@@ -13,8 +13,7 @@ from typing import Final
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from batching.backend.exceptions import printable
-from batching.errors import ModelLoadError
+from batching.errors import ModelLoadError, printable
 
 Scalar = bool | int | float | str
 Value = Scalar | list[bool] | list[int] | list[float] | list[str]
