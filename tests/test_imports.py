@@ -43,12 +43,14 @@ APP_LAYERS: Final = (
     ("app.generation", "app.batches"),
     ("app.settings",),
     ("app.flags",),
+    ("app.model_store",),
     ("app.server_state",),
     ("app.server",),
     ("app.api", "app.web"),
     ("app.main", "app.flags", "app.run_batch"),
     ("app.commands",),
     ("app.cli",),
+    ("app.commands",),
     ("app.__main__",),
 )
 BENCHMARK: Final = "batching.benchmark"
@@ -58,6 +60,7 @@ MAKE_MODEL: Final = "scripts.make_model"
 GPU_CHECK: Final = "scripts.gpu_check"
 BACKEND_USERS: Final = {
     "batching.scheduler_manager",
+    "batching.machine",
     BENCHMARK,
     MICROBENCH,
     KERNELS,
