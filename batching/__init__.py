@@ -48,6 +48,7 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.machine import Machine, report_backend, this_machine
 from batching.model_files.description import ModelDescription, describe, outline, read_config
+from batching.model_files.model_types import served_as
 from batching.model_files.references import (
     BUNDLED_MODEL,
     HOW_TO_BUNDLE,
@@ -169,5 +170,6 @@ __all__ = [
     "read_config",
     "regex_grammar",
     "report_backend",
+    "served_as",
     "this_machine",
 ]

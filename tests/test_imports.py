@@ -43,14 +43,13 @@ APP_LAYERS: Final = (
     ("app.generation", "app.batches"),
     ("app.settings",),
     ("app.flags",),
-    ("app.model_store",),
     ("app.server_state",),
     ("app.server",),
     ("app.api", "app.web"),
     ("app.main", "app.flags", "app.run_batch"),
     ("app.commands",),
     ("app.cli",),
-    ("app.commands",),
+    ("app.commands.parser",),
     ("app.__main__",),
 )
 BENCHMARK: Final = "batching.benchmark"

@@ -46,6 +46,7 @@ from batching.engine.load_slices import ONE_SLICE, LoadCancelled, LoadSlices
 from batching.errors import ModelLoadError
 from batching.model_files.context_length import declared_context
 from batching.model_files.gguf_header import read_header
+from batching.model_files.model_types import RENAMED
 from batching.model_files.references import (
     BUNDLED_MODEL as BUNDLED_MODEL,
     HOW_TO_BUNDLE,
@@ -69,8 +70,6 @@ _LAYER_KEYS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _MAX_LAYERS: Final = 10_000
 # Older versions of transformers wrote a processor's template here.
 _PROCESSOR_TEMPLATE: Final = "chat_template.json"
-# Types that mlx-lm has under another name, and does not map itself.
-_RENAMED: Final = {"lfm2_vl": "lfm2-vl"}
 
 
 def _is_read(_: str) -> None:
@@ -308,7 +307,7 @@ def _checked_config(path: Path) -> Config:
         ModelLoadError: no model of such a config is served.
     """
     config: Config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    config["model_type"] = _RENAMED.get(config["model_type"], config["model_type"])
+    config["model_type"] = RENAMED.get(config["model_type"], config["model_type"])
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in _LAYER_KEYS:
             if isinstance(count := part.get(key), int) and count > _MAX_LAYERS:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from batching.fit.kept import Kept, KeptLayer
+from batching.model_files.model_types import module_of
 
 _LAYER_KEYS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _HEAD_KEYS: Final = ("num_attention_heads", "num_heads", "n_heads", "n_head")
@@ -331,7 +332,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **_types(_without_groups, "gpt2 gpt_neox gptj phixtral qwen talkie"),
     **_types(_of_one_head, "gpt_bigcode"),
     **_types(_read_by_the_model, "stablelm"),
-    **_types(_perhaps_windowed, "llama mistral ministral3"),
+    **_types(_perhaps_windowed, "llama ministral3"),
     **_types(
         _windowed,
         "afmoe cohere2 exaone4 exaone_moe gemma3 gemma3_text gpt_oss laguna mellum muse_glimmer olmo3 plamo3 "
@@ -345,7 +346,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **_types(_latent_with_index, "deepseek_v32 glm_moe_dsa"),
     **_types(_from_latents, "deepseek_v2 minicpm3 youtu_llm"),
     **_types(_delta_net, "qwen3_5 qwen3_5_moe qwen3_next olmo_hybrid prism_hadamard_qwen35"),
-    **_types(_short_convolutions, "lfm2 lfm2-vl lfm2_vl lfm2_moe"),
+    **_types(_short_convolutions, "lfm2 lfm2-vl lfm2_moe"),
     **_types(_mamba, "mamba"),
     **_types(_jamba, "jamba"),
     **_types(_mamba2, "mamba2"),
@@ -358,7 +359,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
 
 def kept_of(config: Mapping[str, Any]) -> Kept | None:
     """Return what a model keeps of each request; None if its config does not tell."""
-    model_type = str(config.get("model_type"))
+    model_type = module_of(str(config.get("model_type")))
     text = config.get("text_config")
     declared = {**config, **text} if isinstance(text, dict) else config
     given = {key: value for key, value in declared.items() if value is not None}

@@ -94,14 +94,12 @@ def kv_bytes_of(config: EngineConfig, compute: Compute, kept: Kept) -> int:
     """Return the bytes of a number among keys and values; 1 is 8 bits with scales."""
     if (size := _KV_BYTES.get(config.kv_cache_dtype)) is not None:
         return size
-    match compute:
-        case Compute.STORED:
-            return 4 if config.dtype == "float32" else 2
-        case Compute.KERNELS:
-            # What a model's own code reads is not rounded.
-            return 4 if config.cpu_precision == "exact" or kept.is_gathered else 2
-        case Compute.FLOATS:
-            return 2 if config.dtype in ("bfloat16", "float16") else 4
+    if compute is Compute.STORED:
+        return 4 if config.dtype == "float32" else 2
+    if compute is Compute.FLOATS:
+        return 2 if config.dtype in ("bfloat16", "float16") else 4
+    # What a model's own code reads is not rounded.
+    return 4 if config.cpu_precision == "exact" or kept.is_gathered else 2
 
 
 def _block_bytes(kept: Kept, config: EngineConfig, kv_bytes: int, full_bytes: int) -> BlockBytes:

@@ -10,7 +10,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, quantize_model, save_config, save_model
+from mlx_lm.utils import (
+    DEFAULT_ALLOW_PATTERNS,
+    MODEL_REMAPPING,
+    quantize_model,
+    save_config,
+    save_model,
+)
 from transformers import PreTrainedTokenizerFast
 
 from batching.backend import loader
@@ -24,8 +30,11 @@ from batching.fit.weights import Compute, weight_bytes
 from batching.model_files.description import describe
 from batching.model_files.gguf_formats import KERNEL_FORMATS
 from batching.model_files.gguf_header import read_header
+from batching.model_files.model_types import OTHER_NAMES, SERVED
 from batching.model_files.references import DENSE_WEIGHTS, HUB_FILES
+from scripts.generated_docs import ROOT
 from scripts.make_model.tiny_configs import VOCAB_SIZE
+from scripts.model_types import MODEL_TYPES_PAGE, rows_on
 from tests.support.byte_tokenizers import byte_vocabulary
 from tests.support.gguf_architectures import TINY
 from tests.support.gguf_converter import (
@@ -178,3 +187,11 @@ def test_the_defaults_are_those_of_mlx_lm(name: str) -> None:
         # The rest is in functions.
         if isinstance(known.get(key), int) and name != "gemma3":
             assert known[key] == value, key
+
+
+def test_the_types_are_those_of_mlx_lm_and_served_as_the_page_says() -> None:
+    assert dict(OTHER_NAMES) == MODEL_REMAPPING
+    page = (ROOT / MODEL_TYPES_PAGE).read_text(encoding="utf-8")
+    assert dict(SERVED) == {
+        name: line.split("|")[2].strip() for name, line in rows_on(page).items()
+    }
