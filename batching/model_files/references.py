@@ -25,7 +25,7 @@ HUB_FILES: Final = (
     "*.jinja",
     DENSE_WEIGHTS,
 )
-_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HUB_ID: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 def bundled_file() -> Path | None:

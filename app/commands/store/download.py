@@ -99,10 +99,10 @@ def find_repository(repo_id: str) -> "CachedRepoInfo":
     Raises:
         CommandError: it is not there.
     """
-    for repository in cached_repositories():
-        if repository.repo_id == repo_id:
-            return repository
-    raise CommandError(f"{repo_id} is not in the hub's cache, {constants.HF_HUB_CACHE}")
+    found = {repository.repo_id: repository for repository in cached_repositories()}
+    if repo_id not in found:
+        raise CommandError(f"{repo_id} is not in the hub's cache, {constants.HF_HUB_CACHE}")
+    return found[repo_id]
 
 
 def delete(repo_id: str) -> int:
@@ -115,7 +115,7 @@ def delete(repo_id: str) -> int:
 
     repository = find_repository(repo_id)
     commits = [revision.commit_hash for revision in repository.revisions]
-    strategy = scan_cache_dir().delete_revisions(*commits)
+    strategy = scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*commits)
     strategy.execute()
     if repository.repo_path.exists():
         raise CommandError(f"{repository.repo_path} cannot be deleted")

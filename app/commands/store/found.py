@@ -89,11 +89,12 @@ def _in_cache() -> list[FoundModel]:
 
 def cached_repositories() -> list["CachedRepoInfo"]:
     """Return the repositories of models in the hub's cache."""
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        return [each for each in scan_cache_dir().repos if each.repo_type == "model"]
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+        return [each for each in repositories if each.repo_type == "model"]
     except CacheNotFound:
         return []
 

@@ -54,8 +54,8 @@ def test_a_dtype_counts_whoever_computes() -> None:
 
 def test_packed_weights_say_how_many_bits_they_have() -> None:
     packed = StoredTensor("a.qweight", "I32", (10, 10), 400)
-    config = {"quantization_config": {"bits": 4}}
-    assert weight_bytes(model(packed, **config), FLOATS) == 3200
+    described = model(packed, quantization_config={"bits": 4})
+    assert weight_bytes(described, FLOATS) == 3200
 
 
 @rows(

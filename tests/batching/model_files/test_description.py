@@ -44,8 +44,14 @@ def test_a_directory_is_described(tmp_path: Path) -> None:
 
 
 def test_what_mlx_lm_does_not_load_is_left_out(tmp_path: Path) -> None:
-    names = ("layers.1.q.weight", "layers.2.q.weight", "vision_tower.layers.0.weight")
-    names += ("model.layers.0.self_attn.rotary_emb.inv_freq", "mtp.fc.weight", "lm_head.weight")
+    names = (
+        "layers.1.q.weight",
+        "layers.2.q.weight",
+        "vision_tower.layers.0.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "mtp.fc.weight",
+        "lm_head.weight",
+    )
     found = describe(write_directory(tmp_path / "m", names=names))
     assert [tensor.name for tensor in found.tensors] == ["layers.1.q.weight", "lm_head.weight"]
     unbounded = describe(write_directory(tmp_path / "n", {"model_type": "x"}, names[:2]))
@@ -117,7 +123,7 @@ def test_a_gguf_file_is_described(tmp_path: Path) -> None:
         "llama.context_length": 64,
         "tokenizer.chat_template": "{{ tools }}",
     }
-    tensors = {
+    tensors: dict[str, Any] = {
         "token_embd.weight": RawTensor(Q8_0, (2, 32), bytes(68)),
         "rope_freqs.weight": np.ones(4, np.float32),
         "blk.1.attn_q.weight": np.ones((2, 2), np.float32),

@@ -13,7 +13,14 @@ from tests.support.rows import rows
 
 @rows(
     ("reference", "is_one"),
-    [("a/b", True), ("a-1/b.2_c", True), ("a", False), ("a/b/c", False), ("a/é", False)],
+    [
+        ("a/b", True),
+        ("a-1/b.2_c", True),
+        ("a", False),
+        ("a/b/c", False),
+        ("a/é", False),
+        ("./a", False),
+    ],
 )
 def test_a_hub_id_has_an_owner_and_a_name(reference: str, is_one: bool) -> None:
     assert is_hub_id(reference) is is_one
