@@ -1,4 +1,4 @@
-"""Models of a few bytes: headers of files, whose weights nobody reads."""
+"""Models of a few bytes: headers of files, whose weights are not read."""
 
 import json
 import struct

@@ -14,6 +14,8 @@ from batching import hub_files
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
+# The client keeps whole files, and begins one again that was cut off when the process ended.
+_FILES_AT_ONCE: Final = 2
 # What the file system may need beside the files.
 _SPARE: Final = 1 << 20
 
@@ -62,6 +64,7 @@ def download(repository: Repository) -> Path:
                 repository.repo_id,
                 allow_patterns=hub_files(),
                 endpoint=endpoint(),
+                max_workers=_FILES_AT_ONCE,
             )
         )
 
