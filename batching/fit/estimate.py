@@ -68,15 +68,15 @@ def estimate(model: ModelDescription, config: EngineConfig, compute: Compute) ->
     weights = weight_bytes(model, compute, config.dtype)
     overhead = _OTHER_BYTES + weights // max(1, model.num_layers or 1)
     context = config.model_context(model.context)
-    least = least_blocks(context, config.block_size)
-    wanted = config.num_blocks or config.max_blocks or least
+    enough = least_blocks(context, config.block_size)
+    wanted = config.num_blocks or config.max_blocks or enough
+    # A number that is set is needed whole.
+    least = wanted if config.num_blocks else min(enough, wanted)
     kept = kept_of(model.config)
     if kept is None:
         return MemoryEstimate(weights, overhead, None, None, least, None, wanted, None)
     kv_bytes = kv_bytes_of(config, compute, kept), 2 if compute is Compute.STORED else 4
     block = _block_bytes(kept, config, *kv_bytes)
-    if config.num_blocks is not None:
-        least = wanted
     return MemoryEstimate(
         weights,
         overhead,

@@ -57,6 +57,7 @@ def test_a_pool_that_is_set_is_needed_whole() -> None:
     needs = of(num_blocks=100)
     assert needs.least_blocks == needs.wanted_blocks == 100
     assert of(max_blocks=None).wanted_blocks == 32
+    assert of(max_blocks=8).least_blocks == 8
 
 
 @rows(
