@@ -24,7 +24,7 @@ def start() -> NoReturn:
     for number in stop_signals():
         signal.signal(number, stop_at_once)
     allow_connections()
-    from app.cli import main
+    from app.commands.parser import main
 
     leave(main(sys.argv[1:]))
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from app.flags import RUN_BATCH, name_flags, parse_flags
+from app.flags import RUN_BATCH, SERVE, name_flags, parse_flags
 from app.http.browser_guard import is_loopback
 from app.main import create_app
 from app.observability import logs
@@ -48,7 +48,7 @@ class _CannotStart(Exception):
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Serve until a signal arrives, or run a batch (`run-batch`); return the exit status."""
+    """Serve until a signal arrives (`serve`, or no word), or run a batch (`run-batch`); return the exit status."""
     flags: dict[str, str] = {}
     try:
         if arguments[:1] == [RUN_BATCH]:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             paths = BatchPaths(*(Path(flags.pop(name)) for name in _FILES))
             settings = _load_settings(flags)
             return run_batch(settings, make_manager(settings), paths)
-        flags = parse_flags(arguments)
+        flags = parse_flags(arguments[1:] if arguments[:1] == [SERVE] else arguments)
         settings = _load_settings(flags)
         for line in _security_warnings(settings):
             print_stderr(line, logging.WARNING)

@@ -6,10 +6,10 @@ from collections.abc import Container, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
-from app import __version__
+from app import PROGRAM, __version__
 from app.settings import ENV_PREFIX, FORMER_NAMES, Settings, SettingsError, env_name
 
-PROGRAM: Final = "mlx-batch-server"
+SERVE: Final = "serve"
 RUN_BATCH: Final = "run-batch"
 
 # The headings above groups of settings, by the first one of each.
@@ -94,7 +94,7 @@ def _parser(files: Sequence[str]) -> argparse.ArgumentParser:
     usage = f"{command} [flags]"
     parser = argparse.ArgumentParser(
         PROGRAM,
-        usage=usage if files else f"{PROGRAM} [flags]\n       {PROGRAM} {RUN_BATCH} IN OUT [flags]",
+        usage=usage if files else f"{PROGRAM} [{SERVE}] [flags]",
         description=f"{_RUN_BATCH} {_FLAGS}" if files else f"{_SERVE} {_FLAGS}",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

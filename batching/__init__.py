@@ -4,6 +4,7 @@
 MLX are the concern of `batching.backend`, which is imported only when the first model is loaded.
 """
 
+from batching.backend_report import BackendReport
 from batching.config import EngineConfig
 from batching.constraints.gbnf import gbnf_grammar
 from batching.constraints.grammar_text import (
@@ -40,9 +41,22 @@ from batching.errors import (
     SlowReader,
     UnsupportedKVDType,
 )
+from batching.fit.estimate import MemoryEstimate, estimate
+from batching.fit.weights import Compute
 from batching.inputs.rerank_templates import RERANK_TEMPLATES
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
+from batching.machine import Machine, report_backend, this_machine
+from batching.model_files.description import ModelDescription, describe, outline, read_config
+from batching.model_files.model_types import served_as
+from batching.model_files.references import (
+    BUNDLED_MODEL,
+    HOW_TO_BUNDLE,
+    bundled_file,
+    hub_files,
+    is_hub_id,
+)
+from batching.model_files.snapshot import missing_files
 from batching.model_info import NO_DEFAULTS, ModelInfo, SamplingDefaults, Tokenizer
 from batching.models.lease import LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
@@ -67,12 +81,16 @@ from batching.steps.stats import SchedulerStats
 from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 
 __all__ = [
+    "BUNDLED_MODEL",
+    "HOW_TO_BUNDLE",
     "NO_DEFAULTS",
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
     "AllowedTokens",
     "AsyncEngine",
+    "BackendReport",
     "Build",
+    "Compute",
     "Constraint",
     "ContextLengthExceeded",
     "DeadlineExceeded",
@@ -90,8 +108,11 @@ __all__ = [
     "Interruption",
     "InvalidRequest",
     "LeaseRequest",
+    "Machine",
+    "MemoryEstimate",
     "MemoryNeed",
     "MemoryUse",
+    "ModelDescription",
     "ModelInfo",
     "ModelLoadError",
     "ModelNotFound",
@@ -129,15 +150,26 @@ __all__ = [
     "Tokenizer",
     "UnsupportedKVDType",
     "Vector",
+    "bundled_file",
     "check_input",
     "check_token_ids",
     "choice_grammar",
+    "describe",
+    "estimate",
     "gbnf_grammar",
+    "hub_files",
+    "is_hub_id",
     "json_object_grammar",
     "json_rule",
     "json_schema_grammar",
     "lark_grammar",
     "lark_pattern",
     "literal_pattern",
+    "missing_files",
+    "outline",
+    "read_config",
     "regex_grammar",
+    "report_backend",
+    "served_as",
+    "this_machine",
 ]

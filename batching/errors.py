@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _MIB: Final = 1 << 20
+_MAX_MESSAGE: Final = 300
 
 
 class EngineError(Exception):
@@ -150,3 +151,9 @@ class PoolTooLarge(ModelLoadError):
 class UnsupportedKVDType(ModelLoadError):
     def __init__(self, dtype: str, kernels: str, reason: str) -> None:
         super().__init__(f"{dtype} needs the {kernels} kernels, which are {reason}")
+
+
+def printable(text: str) -> str:
+    """Return foreign text as one bounded line without control characters."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "?" for c in line[:_MAX_MESSAGE])

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import resolve
+from batching.model_files.gguf_header import read_header
 from scripts.server_process import MODEL, Server, environment_settings
 
 # Numbers of requests in flight, half a minute each.

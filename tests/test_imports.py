@@ -49,6 +49,7 @@ APP_LAYERS: Final = (
     ("app.main", "app.flags", "app.run_batch"),
     ("app.commands",),
     ("app.cli",),
+    ("app.commands.parser",),
     ("app.__main__",),
 )
 BENCHMARK: Final = "batching.benchmark"
@@ -58,6 +59,7 @@ MAKE_MODEL: Final = "scripts.make_model"
 GPU_CHECK: Final = "scripts.gpu_check"
 BACKEND_USERS: Final = {
     "batching.scheduler_manager",
+    "batching.machine",
     BENCHMARK,
     MICROBENCH,
     KERNELS,
@@ -182,7 +184,7 @@ def test_only_the_backend_imports_mlx() -> None:
 
 
 def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() -> None:
-    """Masks of tokens are arrays, and llguidance fills them."""
+    """Masks of tokens are arrays, llguidance fills them, and `gguf` knows how large its types are."""
     allowed = {*sys.stdlib_module_names, "batching"}
     needed = {(name, top(target)) for name, target in edges(pure_modules())}
     assert {edge for edge in needed if edge[1] not in allowed} == {
@@ -193,6 +195,7 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
         ("batching.constraints.compile_process", "llguidance"),
         ("batching.constraints.matcher", "numpy"),
         ("batching.constraints.matcher", "llguidance"),
+        ("batching.model_files.gguf_header", "gguf"),
     }
 
 

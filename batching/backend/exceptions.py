@@ -1,20 +1,13 @@
 """Exceptions as one line, and without the arrays that they keep alive."""
 
 import traceback
-from typing import Final
 
-_MAX_MESSAGE: Final = 300
+from batching.errors import printable
 
 
 def one_line(error: BaseException) -> str:
     text = printable(str(error))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def printable(text: str) -> str:
-    """Return foreign text as one bounded line without control characters."""
-    line = " ".join(text.split())
-    return "".join(c if c.isprintable() else "?" for c in line[:_MAX_MESSAGE])
 
 
 def forget_locals(error: BaseException) -> None:

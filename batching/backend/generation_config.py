@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from batching.backend.exceptions import one_line
-from batching.backend.gguf.file.header import GgufHeader
+from batching.model_files.gguf_header import GgufHeader
 from batching.model_info import SamplingDefaults
 
 logger = logging.getLogger(__name__)

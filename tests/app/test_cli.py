@@ -32,9 +32,9 @@ def run(*arguments: str, options: tuple[str, ...] = (), **settings: str) -> tupl
 
 
 def test_help_comes_without_the_model_and_without_mlx() -> None:
-    status, out, imports = run("--help", options=("-X", "importtime"))
+    status, out, imports = run("serve", "--help", options=("-X", "importtime"))
     assert status == 0
-    assert out.startswith("usage: mlx-batch-server")
+    assert out.startswith("usage: mlx-batch-server [serve] [flags]")
     imported = set(re.findall(r"\| +([\w.]+)$", imports, re.MULTILINE))
     assert "app.settings" in imported
     assert not {"mlx", "mlx.core", "transformers"} & imported

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from batching.backend.gguf.file.header import read_header
-from batching.backend.gguf.file.quantizations import Format, Weight, read_weight
+from batching.backend.gguf.file.quantizations import Weight, read_weight
 from batching.backend.loader import LoadedModel, load_model
+from batching.model_files.gguf_formats import Format
+from batching.model_files.gguf_header import read_header
 from scripts.make_model.__main__ import layers_that_fit, main
 from scripts.make_model.shapes import SHAPES, Shape
 from scripts.make_model.weights import KINDS, QUANTIZATIONS, matrix, mlx_parts

@@ -11,8 +11,8 @@ from gguf.quants import dequantize
 from mlx_lm.models import llama, qwen2, qwen3
 from numpy.typing import NDArray
 
-from batching.backend.gguf.file.header import GgufHeader
 from batching.backend.gguf.model import GgufOutline, evaluate
+from batching.model_files.gguf_header import GgufHeader
 from tests.support.arrays import parameters
 from tests.support.gguf_writer import RawTensor, Value
 

@@ -26,7 +26,6 @@ from app.observability.logs import configure, print_stderr
 from app.settings import load_settings
 from app.settings.models import served_models
 from batching import EngineConfig, ModelInfo, ModelLoadError, SchedulerManager
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
 from batching.batch_inference import BatchInferenceEngine
@@ -34,6 +33,7 @@ from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
+from batching.model_files.gguf_header import read_header
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan

@@ -6,8 +6,8 @@ import mlx.core as mx
 
 from batching.backend.gguf.architecture.known import ARCHITECTURES, Architecture
 from batching.backend.gguf.architecture.metadata import Config, ModelMetadata
-from batching.backend.gguf.file.header import GgufHeader
 from batching.backend.gguf.file.quantizations import read_weight
+from batching.model_files.gguf_header import GgufHeader
 
 _SCALES: Final = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
 

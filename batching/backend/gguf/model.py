@@ -20,8 +20,7 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 
 from batching.backend.gguf.architecture.metadata import Config
 from batching.backend.gguf.config import architecture_of, read_config
-from batching.backend.gguf.file.header import GgufHeader
-from batching.backend.gguf.file.quantizations import Format, Weight, outline_weight, read_weight
+from batching.backend.gguf.file.quantizations import Weight, outline_weight, read_weight
 from batching.backend.gguf.storage import float_type
 from batching.backend.gguf.tensors import (
     ROPE_FACTORS,
@@ -33,6 +32,8 @@ from batching.backend.gguf.tensors import (
 )
 from batching.backend.yarn import leave_untruncated
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
+from batching.model_files.gguf_formats import Format
+from batching.model_files.gguf_header import GgufHeader
 
 Weights = dict[str, Weight]
 

@@ -7,16 +7,16 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from batching.backend.gguf.architecture.known import ARCHITECTURES
-from batching.backend.gguf.file.header import GgufHeader, Tensor
-from batching.backend.gguf.file.quantizations import FLOATS, format_of, loses_bits, parameter_bits
+from batching.backend.gguf.file.quantizations import FLOATS
 from batching.backend.gguf.tensors import NOT_WEIGHTS
 from batching.backend.weights.storage import (
     Stored,
     dtype_name,
-    kernel_bits,
     kernel_float,
     quantization_name,
 )
+from batching.model_files.gguf_formats import format_of, kernel_bits, loses_bits, parameter_bits
+from batching.model_files.gguf_header import GgufHeader, Tensor
 
 
 class _Kept(NamedTuple):

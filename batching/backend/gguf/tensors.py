@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 from batching.backend.gguf.architecture.known import Architecture
 from batching.backend.gguf.architecture.metadata import Config
-from batching.backend.gguf.file.header import GgufHeader
+from batching.model_files.gguf_header import GgufHeader
 
 T = TypeVar("T")
 

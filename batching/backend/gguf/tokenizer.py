@@ -28,8 +28,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from batching.backend.gguf.file.header import GgufHeader
 from batching.backend.gguf.splitting import SPLITTINGS
+from batching.model_files.gguf_header import GgufHeader
 
 _MAX_TOKEN_LENGTH: Final = 1024
 # For each token where merges follow from scores: models have two merges, and less than ten characters.

@@ -7,8 +7,8 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.memory.host import available_memory, memory_limit
 from batching.errors import ModelLoadError
+from batching.host.memory import available_memory, memory_limit
 
 MIB: Final = 1 << 20
 # Names that the devices of MLX have for the memory that arrays may use.

@@ -6,12 +6,11 @@ from typing import Final
 from batching.backend.memory.device import MIB, free_memory
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
+from batching.fit.estimate import STATES_EACH
 
 # Shares of the memory that is free once the model is loaded: for running requests, and for the prefix cache.
 _RUNNING_SHARE: Final = 0.25
 _CACHE_SHARE: Final = 0.125
-# A running request has its state, the new one that a step makes, and the one at its last full block.
-_STATES_EACH: Final = 3
 # A checkpoint belongs to a block, and there are not more of them where the pool takes what fits.
 _MAX_CHECKPOINTS: Final = 1 << 16
 
@@ -41,7 +40,7 @@ def state_size(config: EngineConfig, bytes_per_state: int, *, has_state: bool) -
     if not has_state:
         return StateSize(config.max_num_seqs, None)
     free = free_memory()
-    each = max(1, _STATES_EACH * bytes_per_state)
+    each = max(1, STATES_EACH * bytes_per_state)
     if each > free:
         raise ModelLoadError(
             f"the recurrent state of one request needs {-(-each // MIB)} MiB, and there is room "

@@ -12,14 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 
-from batching.backend.gguf.file.header import GgufHeader
 from batching.backend.host_array import host_array
 from batching.backend.pooling.head import ACTIVATIONS, NO_HEAD, DenseLayer, PoolingHead
+from batching.model_files.gguf_header import GgufHeader
 from batching.pooling import NO_EMBEDDINGS, NoEmbeddings, PoolingType
 
 MODULES: Final = "modules.json"
-# The files of the dense layers in a repository of the hub.
-DENSE_WEIGHTS: Final = "*_Dense/model.safetensors"
 _MODES: Final = {
     "lasttoken": PoolingType.LAST,
     "cls": PoolingType.CLS,

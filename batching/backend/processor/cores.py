@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batching.backend.processor.control_groups import control_groups, read_text
+from batching.host.control_groups import control_groups, read_text
 
 # With so many threads one fewer costs little, and the event loop would delay all of them.
 _SPARES_ONE_FROM: Final = 8

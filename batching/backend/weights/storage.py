@@ -10,10 +10,10 @@ import mlx.nn as nn
 from mlx_lm.models.mla import QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from batching.model_files.gguf_formats import kernel_bits
+
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
-# Some types of GGUF have groups of 16 weights; MLX has no such groups.
-_GROUP_SIZES: Final = (16, 32, 64, 128)
 _MATRICES: Final = (nn.Linear, nn.Embedding, SwitchLinear)
 _QUANTIZED: Final = (
     nn.QuantizedLinear,
@@ -61,15 +61,6 @@ def _part(alike: Sequence[Stored]) -> str:
 def _size(sizes: Iterable[int]) -> str:
     total = sum(sizes)
     return f"{total / _GIB:.1f} GiB" if total >= _GIB else f"{-(-total // _MIB)} MiB"
-
-
-def kernel_bits(mode: str, bits: int, group_size: int) -> int | None:
-    """Return in how many bits the kernels keep a quantized weight; None if they do not know it."""
-    if mode == "mxfp4":
-        return 4
-    if mode != "affine" or group_size not in _GROUP_SIZES:
-        return None
-    return 4 if bits <= 4 else 8
 
 
 def kernel_float(dtype: mx.Dtype) -> mx.Dtype:

@@ -13,11 +13,19 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from batching.backend.gguf.file.header import GgufHeader, read_header
-from batching.errors import ModelLoadError
 from tests.support.damaged_files import outcome
+from tests.support.gguf_bytes import (
+    HOSTILE,
+    HUGE,
+    check_inside,
+    gguf,
+    read_or_reject,
+    tensor,
+    text,
+    value,
+)
 from tests.support.gguf_models import (
     BPE,
     blocks,
@@ -28,8 +36,6 @@ from tests.support.gguf_models import (
 from tests.support.gguf_writer import Q8_0, write_gguf
 from tests.support.model_files import edit_config, rejection, write_model
 from tests.support.weekly import weekly
-
-HUGE: Final = (1 << 31, 1 << 32, 1 << 62, (1 << 64) - 1)
 
 
 def write_file(directory: Path) -> Path:
@@ -53,91 +59,11 @@ def little_memory() -> Iterator[None]:
     assert mx.get_peak_memory() - before < 1 << 25
 
 
-# GGUF, byte by byte
-
-
-def text(content: str | bytes) -> bytes:
-    encoded = content if isinstance(content, bytes) else content.encode()
-    return struct.pack("<Q", len(encoded)) + encoded
-
-
-def value(key: str, kind: int, content: bytes) -> bytes:
-    return text(key) + struct.pack("<I", kind) + content
-
-
-def tensor(name: str, shape: tuple[int, ...], *, kind: int = 0, start: int = 0) -> bytes:
-    sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-    return text(name) + sizes + struct.pack("<IQ", kind, start)
-
-
-def gguf(
-    *values: bytes, tensors: tuple[bytes, ...] = (), counts: tuple[int, int] | None = None
-) -> bytes:
-    num_tensors, num_values = counts or (len(tensors), len(values))
-    head = b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_values)
-    return head + b"".join((*values, *tensors)) + bytes(4096)
-
-
-A_NUMBER: Final = value("a", 4, struct.pack("<I", 7))
-A_TENSOR: Final = tensor("t", (4, 2))
-
-HOSTILE: Final[dict[str, bytes]] = {
-    **{f"{n} values": gguf(A_NUMBER, counts=(0, n)) for n in HUGE},
-    **{f"{n} tensors": gguf(tensors=(A_TENSOR,), counts=(n, 0)) for n in HUGE},
-    **{f"a key of {n} bytes": gguf(struct.pack("<Q", n), counts=(0, 1)) for n in HUGE},
-    **{f"a text of {n} bytes": gguf(value("a", 8, struct.pack("<Q", n))) for n in HUGE},
-    **{
-        f"{n} items of type {kind}": gguf(value("a", 9, struct.pack("<IQ", kind, n)))
-        for n in (1 << 22, (1 << 22) + 1, *HUGE)
-        for kind in (0, 4, 7, 8, 11)
-    },
-    "arrays in an array": gguf(value("a", 9, struct.pack("<IQIQ", 9, 1, 0, 1))),
-    "an unknown type": gguf(value("a", 13, bytes(8))),
-    "items of an unknown type": gguf(value("a", 9, struct.pack("<IQ", 99, 1))),
-    "one key twice": gguf(A_NUMBER, A_NUMBER),
-    **{
-        f"an alignment of {n}": gguf(value("general.alignment", 4, struct.pack("<I", n)))
-        for n in (0, 3, 33, (1 << 32) - 1)
-    },
-    "an alignment that is signed": gguf(value("general.alignment", 5, struct.pack("<i", 32))),
-    "an alignment that is a text": gguf(value("general.alignment", 8, text("32"))),
-    "an alignment beyond the end": gguf(
-        value("general.alignment", 4, struct.pack("<I", 1 << 31)), tensors=(A_TENSOR,)
-    ),
-    "a tensor without dimensions": gguf(tensors=(tensor("t", ()),)),
-    "a tensor of five dimensions": gguf(tensors=(tensor("t", (1,) * 5),)),
-    **{
-        f"a tensor of {n} dimensions": gguf(tensors=(text("t") + struct.pack("<I", n),))
-        for n in (9, 1 << 31, (1 << 32) - 1)
-    },
-    "a tensor of nothing": gguf(tensors=(tensor("t", (0, 4)),)),
-    **{f"a row of {n}": gguf(tensors=(tensor("t", (n, 1)),)) for n in HUGE},
-    # 2**32 * 2**32 is 0 in 64 bits.
-    "a size that overflows": gguf(tensors=(tensor("t", (1 << 32, 1 << 32)),)),
-    "a size that overflows in small steps": gguf(tensors=(tensor("t", (1 << 16,) * 4),)),
-    **{f"a tensor at {n}": gguf(tensors=(tensor("t", (4,), start=n),)) for n in HUGE},
-    "one name twice": gguf(tensors=(A_TENSOR, tensor("t", (4, 2), start=32))),
-    "many tensors of the same bytes": gguf(
-        tensors=tuple(tensor(f"t{i}", (1000,)) for i in range(5000))
-    ),
-}
-
-
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_header_that_lies_is_rejected(tmp_path: Path, what: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(HOSTILE[what])
     assert str(path) in rejection(path)
-    with pytest.raises(ModelLoadError):
-        read_header(path)
-
-
-def test_numbers_of_64_bits_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    doubles = value("b", 9, struct.pack("<IQd", 12, 1, 2.5))
-    path.write_bytes(gguf(value("a", 12, struct.pack("<d", 1.5)), doubles))
-    metadata = read_header(path).metadata
-    assert (metadata["a"], metadata["b"]) == (1.5, [2.5])
 
 
 def test_what_a_file_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
@@ -146,16 +72,6 @@ def test_what_a_file_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     message = rejection(path)
     assert "tensor a b?[2Jccc" in message
     assert len(message) < 400
-
-
-def test_an_alignment_moves_the_data(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    aligned = value("general.alignment", 4, struct.pack("<I", 1024))
-    path.write_bytes(gguf(aligned, A_NUMBER, tensors=(A_TENSOR,)))
-    header = read_header(path)
-    assert header.data_start == 1024
-    assert header.metadata == {"general.alignment": 1024, "a": 7}
-    assert header.tensors["t"].shape == (2, 4)
 
 
 @pytest.mark.parametrize("is_tensors", [False, True])
@@ -205,34 +121,6 @@ def test_values_that_cannot_be_are_rejected_or_harmless(
         assert outcome(path) in ("loaded", "rejected")
 
 
-def read(path: Path, content: bytes) -> GgufHeader | None:
-    path.write_bytes(content)
-    try:
-        return read_header(path)
-    except ModelLoadError as error:
-        message = str(error)
-    assert "\n" not in message
-    assert str(path) in message
-    return None
-
-
-def check(header: GgufHeader, size: int) -> None:
-    """Whatever is accepted lies inside the file."""
-    for t in header.tensors.values():
-        assert t.num_bytes > 0
-        assert header.data_start + t.start + t.num_bytes <= size
-    assert sum(t.num_bytes for t in header.tensors.values()) <= size
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
-@given(st.binary(max_size=200), st.sampled_from([2, 3]))
-@example(bytes(200), 3)
-def test_any_bytes_are_a_header_or_rejected(tmp_path: Path, content: bytes, version: int) -> None:
-    whole = b"GGUF" + struct.pack("<I", version) + content
-    if (header := read(tmp_path / "m.gguf", whole)) is not None:
-        check(header, len(whole))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_file(tmp_path_factory.mktemp("whole")).read_bytes()
@@ -254,8 +142,8 @@ def test_a_header_with_other_bytes_in_it_is_read_or_rejected(
     content = whole[: data.draw(st.sampled_from([len(whole), len(whole) - 1, 6000, 5000]))]
     for at, field in changes:
         content = content[:at] + field + content[at + len(field) :]
-    if (header := read(tmp_path / "m.gguf", content)) is not None:
-        check(header, len(content))
+    if (header := read_or_reject(tmp_path / "m.gguf", content)) is not None:
+        check_inside(header, len(content))
 
 
 # Safetensors

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from app.api.openai.completions.request import CompletionRequest
 from batching import SamplingDefaults
 from batching.backend.generation_config import directory_defaults, gguf_defaults
-from batching.backend.gguf.file.header import read_header
 from batching.backend.loader import load_model
+from batching.model_files.gguf_header import read_header
 from tests.support.gguf_writer import Value, write_gguf
 
 NONE = SamplingDefaults()

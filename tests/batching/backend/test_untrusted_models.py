@@ -11,9 +11,9 @@ import transformers.dynamic_module_utils
 from app.prompts import template_sandbox
 from app.prompts.template_sandbox import SANDBOX, TemplateFailed
 from batching.backend import loader
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import load_model
+from batching.model_files.gguf_header import read_header
 from tests.support.gguf_models import BPE
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import edit_config, rejection

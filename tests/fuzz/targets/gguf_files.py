@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from batching.backend.gguf.file.header import read_header
 from batching.errors import ModelLoadError
+from batching.model_files.gguf_header import read_header
 from tests.fuzz.loading import load, new_folder
 from tests.fuzz.mutations import bytes_mutation
 from tests.fuzz.target import Target

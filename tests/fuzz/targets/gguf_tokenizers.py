@@ -5,8 +5,8 @@ import struct
 from itertools import islice
 from typing import Any, Final
 
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
+from batching.model_files.gguf_header import read_header
 from tests.fuzz.loading import new_folder
 from tests.fuzz.mutations import json_mutation
 from tests.fuzz.target import Target

@@ -13,11 +13,11 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.weights_cache import cache
 from batching.backend.weights_cache.cache import GIB, CacheEntry, NotKept, WeightsCache
 from batching.errors import ModelLoadError
+from batching.model_files.gguf_header import read_header
 from batching.sandbox import child
 from tests.support.gguf_writer import Value, write_gguf
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from batching.backend.gguf.file.header import GgufHeader
+from batching.model_files.gguf_header import GgufHeader
 
 Config = dict[str, Any]  # config.json's contents: mlx-lm takes any JSON
 

@@ -17,7 +17,15 @@ from gguf.quants import dequantize as dequantize_rows
 from numpy.typing import NDArray
 
 from batching.backend.gguf.file.blocks import GROUPS_OF, Bytes
-from batching.backend.gguf.file.header import GgufHeader, Tensor
+from batching.model_files.gguf_formats import (
+    EIGHT_BITS,
+    KERNEL_FORMATS,
+    OF_PRODUCTS,
+    Format,
+    format_of,
+    loses_bits,
+)
+from batching.model_files.gguf_header import GgufHeader, Tensor
 
 # Weights that are converted at once: what a tensor needs beside its result is bounded.
 _MAX_WEIGHTS: Final = 1 << 24
@@ -25,67 +33,6 @@ FLOATS: Final = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
 # The smallest float16 above 0: a group whose weights are all the same has a step of 0.
 _LEAST_STEP: Final = 2.0**-24
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A quantization of MLX."""
-
-    bits: int
-    group_size: int = 32
-    mode: str = "affine"
-
-    @property
-    def mlx_group_size(self) -> int:
-        """Return the groups that MLX can quantize in; it has no affine ones of 16."""
-        return max(self.group_size, 32) if self.mode == "affine" else self.group_size
-
-    @property
-    def stored_bits(self) -> float:
-        """Return the bits of a weight with its part of a scale and a bias, 16 bits each."""
-        of_group = 32 if self.mode == "affine" else 8
-        return self.bits + of_group / self.group_size
-
-    def __str__(self) -> str:
-        return f"{self.bits} bits" if self.mode == "affine" else self.mode
-
-
-EIGHT_BITS: Final = Format(8)
-FORMATS: Final = {
-    "Q4_0": Format(4),
-    "Q4_1": Format(4),
-    "Q5_0": Format(5),
-    "Q5_1": Format(5),
-    "Q8_0": EIGHT_BITS,
-    "Q4_K": Format(4),
-    "Q5_K": Format(5),
-    "IQ1_S": EIGHT_BITS,
-    "IQ2_XXS": EIGHT_BITS,
-    "IQ3_XXS": EIGHT_BITS,
-    "IQ3_S": EIGHT_BITS,
-    "IQ4_NL": EIGHT_BITS,
-    "IQ4_XS": EIGHT_BITS,
-    "TQ1_0": Format(2, 128),
-    "TQ2_0": Format(2, 128),
-    "MXFP4": Format(4, 32, "mxfp4"),
-    "NVFP4": Format(4, 16, "nvfp4"),
-}
-# MLX has no groups of 16.
-KERNEL_FORMATS: Final = FORMATS | {
-    "Q2_K": Format(4, 16),
-    "Q3_K": Format(4, 16),
-    "Q6_K": Format(8, 16),
-    "IQ1_M": Format(8, 16),
-    "IQ2_XS": Format(8, 16),
-    "IQ2_S": Format(8, 16),
-}
-# Their scales are products, which float16 would round.  The kernels keep a factor of 16 bits for
-# eight groups and 8 bits for each, and as many of the biases if these are no multiples of the scales.
-_OF_PRODUCTS: Final = {
-    **dict.fromkeys(("Q2_K", "Q4_K", "Q5_K"), 2),
-    **dict.fromkeys(("Q3_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"), 1),
-    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_XS"), 1),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +64,6 @@ class Weight:
             mode=self.format.mode,
             dtype=mx.float32,
         )
-
-
-def format_of(type_name: str, *, has_kernels: bool = False) -> Format | None:
-    """Return what a type of tensor is kept as; None for floats."""
-    if type_name in FLOATS:
-        return None
-    return (KERNEL_FORMATS if has_kernels else FORMATS).get(type_name, EIGHT_BITS)
-
-
-def loses_bits(type_name: str, *, has_kernels: bool = False) -> bool:
-    """Tell whether a type has no format of MLX, or the kernels, that holds the same weights."""
-    known = KERNEL_FORMATS if has_kernels else FORMATS
-    return type_name not in FLOATS and type_name not in known
-
-
-def parameter_bits(type_name: str, kept: Format) -> float:
-    """Return a weight's part of what the kernels keep of its group."""
-    if type_name not in _OF_PRODUCTS:
-        return kept.stored_bits - kept.bits
-    return _OF_PRODUCTS[type_name] * (8 + 16 / 8) / kept.group_size
 
 
 def join(first: Weight, second: Weight) -> Weight:
@@ -188,7 +115,7 @@ def outline_weight(
     *rows, length = tensor.shape
     num_groups = length // kept.group_size
     parts = {"weight": mx.zeros((*rows, length * kept.bits // 32), mx.uint32)}
-    is_product = tensor.type_name in _OF_PRODUCTS and not is_lossy
+    is_product = tensor.type_name in OF_PRODUCTS and not is_lossy
     of_affine = mx.float32 if is_product else mx.float16
     is_affine = kept.mode == "affine"
     for part in ("scales", "biases") if is_affine else ("scales",):
@@ -230,7 +157,7 @@ def _repacked(rows: Bytes, type_name: str, kept: Format) -> Weight:
     parts = {"weight": mx.array(_words(groups.weights.reshape(len(rows), -1), kept.bits))}
     for name, values in (("scales", groups.scales), ("biases", groups.biases)):
         if values is not None:
-            is_float16 = values.dtype != np.uint8 and type_name not in _OF_PRODUCTS
+            is_float16 = values.dtype != np.uint8 and type_name not in OF_PRODUCTS
             stored = values.astype(np.float16) if is_float16 else values
             parts[name] = mx.array(stored.reshape(len(rows), -1))
     return Weight(parts, kept)

@@ -10,12 +10,13 @@ import mlx.nn as nn
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from batching.backend.context_length import declared_context
 from batching.backend.gguf.architecture.changes import join_latent
 from batching.backend.gguf.architecture.known import ARCHITECTURES
 from batching.backend.gguf.config import read_config
-from batching.backend.gguf.file.header import read_header
-from batching.backend.gguf.file.quantizations import Format, Weight
+from batching.backend.gguf.file.quantizations import Weight
+from batching.model_files.context_length import declared_context
+from batching.model_files.gguf_formats import Format
+from batching.model_files.gguf_header import read_header
 from tests.support.arrays import parameters
 from tests.support.gguf_architectures import TINY, VARIANTS, Array
 from tests.support.gguf_converter import random_model, write_model

@@ -9,9 +9,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from batching.backend.gguf.file.header import read_header
 from batching.backend.loader import load_model
 from batching.errors import ModelLoadError
+from batching.model_files.gguf_header import read_header
 from tests.support.arrays import parameters
 from tests.support.gguf_models import (
     Array,

@@ -10,19 +10,11 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from batching.backend.gguf.file import quantizations
-from batching.backend.gguf.file.header import GgufHeader, read_header
-from batching.backend.gguf.file.quantizations import (
-    EIGHT_BITS,
-    FORMATS,
-    KERNEL_FORMATS,
-    Weight,
-    format_of,
-    join,
-    outline_weight,
-    read_weight,
-)
+from batching.backend.gguf.file.quantizations import Weight, join, outline_weight, read_weight
 from batching.backend.gguf.storage import num_bytes, stored_tensors
 from batching.backend.weights.storage import storage_line
+from batching.model_files.gguf_formats import EIGHT_BITS, FORMATS, KERNEL_FORMATS, Format, format_of
+from batching.model_files.gguf_header import GgufHeader, read_header
 from tests.support.gguf_models import Array, blocks
 from tests.support.gguf_writer import F16, RawTensor, write_gguf
 
@@ -151,7 +143,7 @@ def test_a_group_of_equal_weights_stays_what_it_is() -> None:
 
 @pytest.mark.parametrize(("second", "kept"), [("Q5_0", FORMATS["Q5_0"]), ("Q8_0", EIGHT_BITS)])
 def test_joined_rows_keep_their_format_if_it_is_one(
-    tmp_path: Path, second: str, kept: quantizations.Format
+    tmp_path: Path, second: str, kept: Format
 ) -> None:
     header, expected = written(tmp_path, "Q5_0")
     one = read_weight(header, "t.weight", None)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.splitting import SPLITTINGS
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.errors import ModelLoadError
+from batching.model_files.gguf_header import read_header
 from tests.support.gguf_models import BPE, BYTES, Metadata
 from tests.support.gguf_writer import Value, write_gguf
 

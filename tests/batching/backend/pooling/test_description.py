@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend.gguf.file.header import read_header
 from batching.backend.pooling.description import (
     NO_DESCRIPTION,
     Description,
@@ -17,6 +16,7 @@ from batching.backend.pooling.description import (
     describe_file,
 )
 from batching.errors import ModelLoadError
+from batching.model_files.gguf_header import read_header
 from batching.pooling import NoEmbeddings, PoolingType
 from tests.support.gguf_writer import write_gguf
 

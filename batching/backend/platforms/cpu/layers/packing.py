@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from batching.backend.weights.storage import kernel_bits
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
+from batching.model_files.gguf_formats import kernel_bits
 
 _PACKED: Final = ("weight", "scales", "biases")
 # Of the progress of a load; the self-check follows.

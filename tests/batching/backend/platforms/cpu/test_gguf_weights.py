@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
-from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.file.quantizations import read_weight
 from batching.backend.platforms.cpu.native_loader import Native
+from batching.model_files.gguf_header import read_header
 from tests.support.gguf_models import (
     Array,
     blocks,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.backend.memory.host import available_memory, memory_limit
+from batching.host.memory import available_memory, memory_limit
 
 GIB = 1 << 30
 V1 = "sys/fs/cgroup/memory"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from batching.backend.processor.control_groups import control_groups, read_text
+from batching.host.control_groups import control_groups, read_text
 
 
 class _Names(NamedTuple):

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
-from batching.backend.exceptions import printable
-from batching.errors import ModelLoadError
+from batching.errors import ModelLoadError, printable
 
 Scalar = bool | int | float | str
 Value = Scalar | list[bool] | list[int] | list[float] | list[str]
@@ -172,6 +171,14 @@ class GgufHeader:
 
     def refuse(self, reason: str) -> ModelLoadError:
         return _refusal(self.path, reason)
+
+    @property
+    def file_type(self) -> str | None:
+        """The name of the mixture of types, as in the names of files: `Q4_K_M`."""
+        number = self.metadata.get("general.file_type")
+        names = {kind.value: kind.name for kind in LlamaFileType}
+        name = names.get(number) if isinstance(number, int) else None
+        return name and name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.metadata.get(key, default)

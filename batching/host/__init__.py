@@ -1,0 +1,1 @@
+"""What the operating system says of the memory of this process."""

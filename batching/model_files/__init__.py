@@ -1,0 +1,1 @@
+"""What model files say before they are loaded: headers and configs, no weights."""

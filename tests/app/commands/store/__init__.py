@@ -1,0 +1,1 @@
+"""Models on this machine, and a hub that stands in."""
