@@ -23,6 +23,7 @@ from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
 from app.settings.keys import client_keys
 from app.settings.models import served_models
+from app.settings.settings import served_name
 from app.settings.storage import open_storage, temporary_storage
 from app.storage.storage import Storage
 from batching import (
@@ -32,6 +33,8 @@ from batching import (
     PoolTooLarge,
     SchedulerManager,
     UnsupportedKVDType,
+    memory_need,
+    this_machine,
 )
 
 _CANNOT_START: Final = 2
@@ -142,13 +145,40 @@ def make_manager(settings: Settings, build: Build | None = None) -> SchedulerMan
         SettingsError: something is wrong with the settings of a model.
         ModelTooLarge: the pinned models do not fit.
     """
+    models = served_models(settings, _found_models(settings))
     limit = settings.max_memory_gib
+    if len(models) == 1 and limit is None:
+        # Its load says whether it fits.
+        return SchedulerManager(models, build)
+    machine = this_machine(models[0].config)
     return SchedulerManager(
-        served_models(settings),
+        models,
         build,
-        capacity=None if limit is None else int(limit * _GIB),
+        capacity=machine.memory if limit is None else min(machine.memory, int(limit * _GIB)),
         min_resident=settings.min_resident,
+        need=lambda config: memory_need(config, machine),
     )
+
+
+def _found_models(settings: Settings) -> dict[str, str]:
+    """Return references by the names of the models in the folders that the operator opens to requests."""
+    if settings.models_dir is None and not settings.serve_hub_cache:
+        return {}
+    from app.commands.errors import CommandError
+    from app.commands.store.found import Place, find_models
+
+    try:
+        found = find_models(settings.models_dir)
+    except CommandError as error:
+        raise SettingsError(f"{env_name('models_dir')}: {error}") from None
+    return {
+        served_name(model.name): model.name
+        for model in found
+        if not model.problem
+        and (
+            model.place is Place.FOLDER or (model.place is Place.CACHE and settings.serve_hub_cache)
+        )
+    }
 
 
 def _load(manager: SchedulerManager) -> list[str]:

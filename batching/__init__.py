@@ -61,6 +61,7 @@ from batching.model_info import NO_DEFAULTS, ModelInfo, SamplingDefaults, Tokeni
 from batching.models.lease import LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
+from batching.models.needs import memory_need
 from batching.models.served_model import ServedModel
 from batching.pooling import (
     Embeddings,
@@ -165,6 +166,7 @@ __all__ = [
     "lark_grammar",
     "lark_pattern",
     "literal_pattern",
+    "memory_need",
     "missing_files",
     "outline",
     "read_config",

@@ -13,7 +13,7 @@ from batching.engine.jobs import Load
 from batching.engine.load_slices import LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
-from batching.errors import EngineStopped, ModelNotFound
+from batching.errors import EngineStopped, ModelNotFound, ModelTooLarge
 from batching.models.lease import Lease, LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
@@ -51,7 +51,10 @@ class SchedulerManager:
         build: makes the engine of a configuration, in the MLX thread; None is the MLX backend.
         capacity: bytes of all models together; None is no limit.
         min_resident: see `Residency`.
-        need: returns what a model is expected to take.
+        need: returns what a model is expected to take; it is asked once, when that is needed.
+
+        Raises:
+            ModelTooLarge: the pinned models do not fit.
         """
         served = [m if isinstance(m, ServedModel) else ServedModel(config=m) for m in models]
         self._models = {model.model_id: model for model in served}
@@ -65,17 +68,28 @@ class SchedulerManager:
         self._residency = Residency(_NO_LIMIT if capacity is None else capacity, min_resident)
         for model in served:
             self._residency.add(
-                model.model_id,
-                need(model.config),
-                is_pinned=model.is_pinned,
-                idle_unload=model.idle_unload,
+                model.model_id, is_pinned=model.is_pinned, idle_unload=model.idle_unload
             )
         self.is_closed = False
         self._engines: dict[str, AsyncEngine] = {}
         self._loads: dict[str, Load] = {}
+        self._need = need
         self._listeners: list[Callable[[], object]] = []
         # The changes of states that the listeners know.
         self._num_changes = 0
+        self._check_pinned()
+
+    def _check_pinned(self) -> None:
+        """Raise ModelTooLarge if the pinned models do not fit together."""
+        pinned = 0
+        for model in self._models.values():
+            if model.is_pinned:
+                self.measure(model.model_id)
+                need = self._residency.need(model.model_id) or MemoryNeed()
+                left = self._residency.ledger.capacity - pinned
+                if need.least > left:
+                    raise ModelTooLarge(model.model_id, need.least, left, pinned)
+                pinned += need.least
 
     @property
     def model_ids(self) -> tuple[str, ...]:
@@ -102,6 +116,22 @@ class SchedulerManager:
             raise ModelNotFound(name, get_close_matches(name, self._names, n=2))
         return model_id
 
+    def is_measured(self, name: str) -> bool:
+        """Return whether it is known what a model needs, so that `request` reads no files.
+
+        Raises:
+            ModelNotFound: no such model is served here.
+        """
+        return self._residency.need(self.resolve(name)) is not None
+
+    def measure(self, name: str) -> None:
+        """Find out what a model needs, which reads its files, unless that is known."""
+        model_id = self.resolve(name)
+        if not self.is_measured(model_id):
+            need = self._need(self._models[model_id].config)
+            with self._lock:
+                self._residency.measured(model_id, need)
+
     def request(self, name: str, due_time: float | None = None) -> LeaseRequest:
         """Ask for the use of a model, which is loaded if it is not; the caller closes the request.
 
@@ -110,6 +140,7 @@ class SchedulerManager:
         Raises:
             ModelNotFound: no such model is served here.
         """
+        self.measure(name)
         due_time = self._clock() if due_time is None else due_time
         request = LeaseRequest(self.resolve(name), due_time, self._leave)
         with self._lock:
@@ -297,7 +328,6 @@ class SchedulerManager:
             residency.num_leases(model_id),
             residency.num_waiting(model_id),
             None if expires is None else max(0.0, expires - now),
-            residency.need(model_id),
             None if engine is None else engine.memory,
         )
 

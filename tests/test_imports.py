@@ -196,6 +196,8 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
         ("batching.constraints.matcher", "numpy"),
         ("batching.constraints.matcher", "llguidance"),
         ("batching.model_files.gguf_header", "gguf"),
+        # It knows where its cache is.
+        ("batching.models.needs", "huggingface_hub"),
     }
 
 

@@ -71,6 +71,8 @@ async def engine_for(
     state = server_state(request)
     manager = state.manager
     name = manager.model_ids[0] if model_id is None else model_id
+    if not manager.is_measured(name):
+        await prepared(request, partial(manager.measure, name))
     due_time = state.admission.clock() + priority / state.settings.aging_rate
     lease = manager.request(name, due_time)
     held_by(request).callback(lease.close)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from batching.engine.memory_use import MemoryUse
-from batching.models.model_state import MemoryNeed, ModelState
+from batching.models.model_state import ModelState
 from batching.models.served_model import ServedModel
 
 
@@ -15,7 +15,6 @@ class ModelStatus:
     reason: why the last load failed, for the operator; empty if it did not.
     num_requests, num_waiting: requests that use the model, and that wait for it.
     expires_in: seconds until it is unloaded if no request asks for it; None if it is in use, or never.
-    need: what the model is expected to take.
     use: what it takes; None unless it is loaded.
     """
 
@@ -26,7 +25,6 @@ class ModelStatus:
     num_requests: int
     num_waiting: int
     expires_in: float | None
-    need: MemoryNeed
     use: MemoryUse | None
 
     @property

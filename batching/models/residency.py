@@ -11,6 +11,7 @@ from batching.models.model_state import TRANSITIONS, MemoryNeed, ModelState
 
 # Seconds after a failed load in which the model's requests get its error without another try.
 RETRY_INTERVAL: Final = 5.0
+_UNKNOWN: Final = MemoryNeed()
 
 
 class Begin(NamedTuple):
@@ -62,7 +63,8 @@ Action = Begin | Cancel | Close | Grant | Refuse
 @dataclass(slots=True)
 class _Model:
     model_id: str
-    need: MemoryNeed
+    # None until it is known.
+    own_need: MemoryNeed | None
     is_pinned: bool
     idle_unload: float
     state: ModelState = ModelState.UNLOADED
@@ -78,6 +80,10 @@ class _Model:
     changed: float = -inf
     used: float = -inf
     num_changes: int = 0
+
+    @property
+    def need(self) -> MemoryNeed:
+        return self.own_need or _UNKNOWN
 
     def move_to(self, state: ModelState, now: float) -> None:
         assert state in TRANSITIONS[self.state], f"{self.model_id}: {self.state} -> {state}"
@@ -122,14 +128,18 @@ class Residency:
     def add(
         self,
         model_id: str,
-        need: MemoryNeed = MemoryNeed(),  # noqa: B008
+        need: MemoryNeed | None = None,
         *,
         is_pinned: bool = False,
         idle_unload: float | None = None,
     ) -> None:
-        """Know a model, which is not loaded."""
+        """Know a model, which is not loaded; what it needs can be told later, before it is asked for."""
         idle = inf if idle_unload is None else idle_unload
         self._models[model_id] = _Model(model_id, need, is_pinned, idle)
+
+    def measured(self, model_id: str, need: MemoryNeed) -> None:
+        """Record what a model needs."""
+        self._models[model_id].own_need = need
 
     @property
     def num_changes(self) -> int:
@@ -156,8 +166,9 @@ class Residency:
         can_expire = model.state is ModelState.LOADED and model.is_idle and not model.is_pinned
         return at if can_expire and at < inf else None
 
-    def need(self, model_id: str) -> MemoryNeed:
-        return self._models[model_id].need
+    def need(self, model_id: str) -> MemoryNeed | None:
+        """Return what a model needs; None if that is not known yet."""
+        return self._models[model_id].own_need
 
     # What happens
 

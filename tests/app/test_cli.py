@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from huggingface_hub import constants
 
-from app.cli import main
-from app.settings import Settings
+from app.cli import main, make_manager
+from app.settings import Settings, SettingsError
+from batching import ModelTooLarge, SchedulerManager
 from tests.support.small_model import small_model
 
 ROOT: Final = Path(__file__).parents[2]
@@ -96,4 +98,62 @@ def test_a_dtype_of_the_cache_that_needs_kernels_is_rejected_by_what_has_set_it(
     assert main([*flags, f"--data-dir={tmp_path}"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "--kv-cache-dtype: int8 needs the native kernels, which are off: switched off"
+    )
+
+
+def models_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **fields: Any) -> SchedulerManager:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-hub"))
+    return make_manager(Settings(_env_file=None, device="cpu", **fields))
+
+
+def test_models_of_folders_are_named_if_the_operator_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("no model")
+    manager = models_of(monkeypatch, tmp_path, models_dir=tmp_path, serve_hub_cache=True)
+    assert manager.model_ids == ("smollm2-135m-instruct", "a", "b")
+    assert [model.config.model for model in manager.models[1:]] == [
+        str(tmp_path / "a.gguf"),
+        str(tmp_path / "b"),
+    ]
+    with pytest.raises(SettingsError, match="MLX_SERVER_MODELS_DIR: cannot read"):
+        models_of(monkeypatch, tmp_path, models_dir=tmp_path / "none")
+
+
+def test_the_memory_of_all_models_is_what_the_machine_and_the_operator_allow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limited = models_of(monkeypatch, tmp_path, max_memory_gib=0.05)
+    with pytest.raises(ModelTooLarge, match=r"needs \d+ MiB, and 51 MiB are there for it"):
+        limited.get("smollm2-135m-instruct")
+    limited.close()
+
+
+def test_pinned_models_that_do_not_fit_together_are_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "models.toml"
+    model = "model = 'smollm2-135m-instruct'\npinned = true\n"
+    file.write_text(f"[models.a]\n{model}[models.b]\n{model}")
+    flags = ["--models-file", str(file), "--max-memory-gib=0.2", "--device=cpu", "--port=0"]
+    assert main([*flags, f"--data-dir={tmp_path}"]) == 2
+    assert re.fullmatch(
+        r"the model 'b' needs \d+ MiB, and \d+ MiB are there for it beside \d+ MiB of pinned models",
+        capsys.readouterr().err.splitlines()[-1],
+    )
+
+
+def test_a_mistake_in_a_file_of_models_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "models.toml"
+    file.write_text("[models.a]\nmodle = 'm'\nmodel = 'm'\n")
+    assert main(["--models-file", str(file), "--device=cpu"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"--models-file: {file}, line 2: models.a.modle is not a setting of a model; did you mean model?"
     )

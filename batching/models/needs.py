@@ -1,0 +1,46 @@
+"""The memory that models need, from what their files say."""
+
+from pathlib import Path
+from typing import Final
+
+from batching.config import EngineConfig
+from batching.errors import ModelLoadError
+from batching.fit.estimate import estimate
+from batching.machine import Machine
+from batching.model_files.description import describe
+from batching.model_files.references import BUNDLED_MODEL, bundled_file, is_hub_id
+from batching.models.model_state import MemoryNeed
+
+_UNKNOWN: Final = MemoryNeed()
+
+
+def memory_need(config: EngineConfig, machine: Machine) -> MemoryNeed:
+    """Return the bytes that a model needs on the device; 0 where its files are not here, or say nothing.
+
+    It reads the headers of files, and nothing from the hub.
+    """
+    try:
+        path = local_path(config.model)
+        if path is None:
+            return _UNKNOWN
+        needs = estimate(describe(path), config, machine.compute)
+    except (OSError, ModelLoadError):
+        # Its load says what is wrong with it.
+        return _UNKNOWN
+    of_process = needs.overhead
+    return MemoryNeed(needs.least - of_process, needs.wanted - of_process)
+
+
+def local_path(reference: str) -> Path | None:
+    """Return the file or directory of a model that is on this machine; None if it is not."""
+    if reference == BUNDLED_MODEL:
+        return bundled_file()
+    path = Path(reference).expanduser()
+    if path.exists():
+        return path
+    if not is_hub_id(reference):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(reference, "config.json")
+    return Path(found).parent if isinstance(found, str) else None

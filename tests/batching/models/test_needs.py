@@ -1,0 +1,46 @@
+"""What a model needs is read from files that are here, and nothing is downloaded for it."""
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from batching.config import EngineConfig
+from batching.fit.weights import Compute
+from batching.machine import Machine
+from batching.model_files.references import BUNDLED_MODEL
+from batching.models.model_state import MemoryNeed
+from batching.models.needs import local_path, memory_need
+
+MACHINE = Machine(Compute.KERNELS, 1 << 34, None)
+MIB = 1 << 20
+
+
+def need(model: str, num_blocks: int | None = None) -> MemoryNeed:
+    return memory_need(EngineConfig(model=model, model_id="m", num_blocks=num_blocks), MACHINE)
+
+
+def test_the_bundled_model_needs_its_weights_and_a_pool() -> None:
+    needs = need(BUNDLED_MODEL)
+    # 92 MiB of weights, 22.5 KiB a token: at least 1024, at most 1024 blocks of 32.
+    assert 110 * MIB < needs.least < 120 * MIB
+    assert 800 * MIB < needs.wanted < 830 * MIB
+    assert need(BUNDLED_MODEL, num_blocks=64).least == need(BUNDLED_MODEL, num_blocks=64).wanted
+
+
+def test_of_what_is_not_here_or_is_no_model_nothing_is_known(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"no model")
+    for model in ("org/not-downloaded", str(tmp_path / "none.gguf"), str(tmp_path), str(damaged)):
+        assert need(model) == MemoryNeed()
+
+
+def test_a_repository_is_found_in_the_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(config))
+    assert local_path("org/model") == tmp_path
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: object())
+    assert local_path("org/model") is None
