@@ -1,6 +1,6 @@
 """How long a chat waits that arrives behind agents and a batch, and what it costs the agents.
 
-`python -m scripts.bench.urgent_waits [--agents 8] [--words 5200]` starts this project's server three times, each with as
+`python -m scripts.bench.urgent_waits [--agents 8] [--words 5200]` starts this server three times, each with as
 many agents as are asked for, which send one long prompt each with low priority, and the lines of a batch
 in the background: without a chat; with a chat of high priority that asks again and again, and
 MLX_SERVER_MAX_URGENT_WAIT_MS=off; and the same with that setting's default.  The chat's time to the first token is
