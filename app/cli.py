@@ -11,7 +11,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from app.flags import RUN_BATCH, SERVE, name_flags, parse_flags
+from app.flags import FILES, RUN_BATCH, SERVE, name_flags, parse_flags
 from app.http.browser_guard import is_loopback
 from app.main import create_app
 from app.observability import logs
@@ -40,7 +40,6 @@ from batching import (
 _CANNOT_START: Final = 2
 _ENGINE_STOP_TIMEOUT: Final = 5.0
 _GIB: Final = 1 << 30
-_FILES: Final = ("in", "out")
 
 # Addresses that mean all of this machine's, and the ones by which a client reaches it.
 _REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -55,8 +54,8 @@ def main(arguments: Sequence[str] = ()) -> int:
     flags: dict[str, str] = {}
     try:
         if arguments[:1] == [RUN_BATCH]:
-            flags = parse_flags(arguments[1:], _FILES)
-            paths = BatchPaths(*(Path(flags.pop(name)) for name in _FILES))
+            flags = parse_flags(arguments[1:], FILES)
+            paths = BatchPaths(*(Path(flags.pop(name)) for name in FILES))
             settings = _load_settings(flags)
             return run_batch(settings, make_manager(settings), paths)
         flags = parse_flags(arguments[1:] if arguments[:1] == [SERVE] else arguments)

@@ -11,6 +11,8 @@ from app.settings import ENV_PREFIX, FORMER_NAMES, Settings, SettingsError, env_
 
 SERVE: Final = "serve"
 RUN_BATCH: Final = "run-batch"
+# What it needs beside flags.
+FILES: Final = ("in", "out")
 
 # The headings above groups of settings, by the first one of each.
 HEADINGS: Final = {
@@ -69,6 +71,11 @@ def parse_flags(arguments: Sequence[str], files: Sequence[str] = ()) -> dict[str
     if missing := [name for name in files if name not in found]:
         raise SettingsError(f"{PROGRAM}: {RUN_BATCH} needs {missing[0].upper()}")
     return found
+
+
+def serving_help(word: str) -> str:
+    """Return the help of `serve`, or of `run-batch` with its files, whatever else is given."""
+    return _parser(FILES if word == RUN_BATCH else ()).format_help()
 
 
 def name_flags(text: str, fields: Container[str]) -> str:

@@ -8,6 +8,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
@@ -31,6 +32,15 @@ MODULES: Final[Mapping[str, str]] = {
     "launch": "app.commands.launch",
     "doctor": "app.commands.doctor",
 }
+# As the modules have them, so that the help need not import these.
+SUMMARIES: Final[Mapping[str, str]] = {
+    **_OF_THE_SERVER,
+    "models": "list, show, check, pull and remove models",
+    "ps": "list the models that the server runs, with their memory and context",
+    "chat": "talk with a model in the terminal; with a text or a pipe, answer once",
+    "launch": "start a coding agent with the server as its model: claude, codex, opencode, aider",
+    "doctor": "check this machine and the settings, and load a model to try it",
+}
 _HELP: Final = ("-h", "--help")
 
 
@@ -50,15 +60,26 @@ def main(arguments: Sequence[str] = ()) -> int:
         case "":
             return _serve(arguments)
         case "--version":
-            print(f"{PROGRAM} {__version__}")
+            return _say(f"{PROGRAM} {__version__}")
         case "-h" | "--help":
-            print(_help())
+            return _say(_help())
         case _:
             return _run(word, arguments[1:])
+
+
+def _say(text: str) -> int:
+    # A pager that is left reads no more.
+    with suppress(BrokenPipeError):
+        print(text, flush=True)
     return 0
 
 
 def _serve(arguments: Sequence[str]) -> int:
+    if arguments and arguments[-1] in _HELP:
+        # The flags are all that it needs.
+        from app.flags import serving_help
+
+        return _say(serving_help(arguments[0]))
     from app.cli import main as serve
 
     return serve(arguments)
@@ -86,15 +107,14 @@ def _run(word: str, arguments: Sequence[str]) -> int:
 
 def _module(word: str) -> ModuleType:
     if word not in MODULES:
-        near = get_close_matches(word, [*_OF_THE_SERVER, *MODULES], n=2)
+        near = get_close_matches(word, SUMMARIES, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"{PROGRAM} --help lists them"
         raise CommandError(f"{PROGRAM}: there is no command {word}; {hint}")
     return import_module(MODULES[word])
 
 
 def _help() -> str:
-    summaries = {**_OF_THE_SERVER, **{word: _module(word).SUMMARY for word in MODULES}}
-    width = max(map(len, summaries))
+    width = max(map(len, SUMMARIES))
     return "\n".join(
         [
             f"usage: {PROGRAM} [command] [flags]",
@@ -102,7 +122,7 @@ def _help() -> str:
             "OpenAI-compatible inference server on MLX. Without a command it serves.",
             "",
             "commands:",
-            *(f"  {word:<{width}}  {summary}" for word, summary in summaries.items()),
+            *(f"  {word:<{width}}  {summary}" for word, summary in SUMMARIES.items()),
             "",
             f"{PROGRAM} COMMAND --help says more; that of serve lists all settings.",
         ]
