@@ -38,7 +38,7 @@ from batching.model_files.gguf_header import GgufHeader
 Weights = dict[str, Weight]
 
 # What a slice reads, in a fraction of a second from most disks.
-_SLICE_BYTES: Final = 64 << 20
+_SLICE_BYTES: Final = 16 << 20
 # Of the progress of a load; the self-check follows.
 _SHARE_OF_WEIGHTS: Final = 0.8
 # Streams that dequantize; each works on one tensor, in memory of its own.

@@ -107,6 +107,13 @@ def running(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Within a call of one model, let others run as they are."""
+    with _entered({}):
+        yield
+
+
 def original(owner: ModuleType, name: str) -> Any:
     """Return what a name of a Python module stands for if no model changes that; None without such a name."""
     with _lock:

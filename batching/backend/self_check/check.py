@@ -10,6 +10,7 @@ import mlx.nn as nn
 from batching.backend.execution_mode import CheckResult, ExecutionMode
 from batching.backend.hooks.attention import hook_attention
 from batching.backend.hooks.changes import Changes
+from batching.backend.hooks.layers import in_slices
 from batching.backend.hooks.observe import Observation
 from batching.backend.hooks.per_head import join_rows
 from batching.backend.hooks.ranges import hook_ranges
@@ -69,7 +70,7 @@ def check_model(
 def _checked(probe: Probe, max_tokens: int) -> CheckedModel:
     model = probe.model
     probe.slices.pause()
-    sizes = _shrunk_sizes(model, probe.vocab_size)
+    sizes = _shrunk_sizes(model, probe.vocab_size, probe.slices)
     probe.slices.pause()
     tries = [probe_prompts(probe.vocab_size, salt) for salt in _SALTS]
     prompts, expected = _plain_logits(model, tries, slices=probe.slices)
@@ -103,16 +104,17 @@ def _over_long_context(probe: Probe, result: CheckResult, num_tokens: int) -> Ch
     return checked
 
 
-def _shrunk_sizes(model: nn.Module, vocab_size: int) -> Changes:
+def _shrunk_sizes(model: nn.Module, vocab_size: int, slices: LoadSlices) -> Changes:
     """Shrink windows and the like, unless the model then contradicts itself."""
     changes = Changes()
     if shrink_sizes(model, changes):
         prompt = probe_prompts(vocab_size)[0]
         try:
-            whole, pieces = (
-                plain_logits(model, [prompt]),
-                plain_logits(model, [prompt[:20], prompt[20:]]),
-            )
+            with in_slices(model, slices):
+                whole, pieces = (
+                    plain_logits(model, [prompt]),
+                    plain_logits(model, [prompt[:20], prompt[20:]]),
+                )
             is_same = float(mx.abs(whole - pieces).max() / mx.abs(whole).max()) < COARSE_TOLERANCE
         except Exception:
             is_same = False
@@ -128,7 +130,8 @@ def _plain_logits(
     for prompts in tries:
         logits: list[mx.array] = []
         for prompt in prompts:
-            logits.append(plain_logits(model, [prompt]))
+            with in_slices(model, slices):
+                logits.append(plain_logits(model, [prompt]))
             mx.eval(logits)
             slices.pause()
         if all(bool(mx.isfinite(rows).all()) for rows in logits):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
+from batching.backend.hooks.layers import in_slices
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.sampling.logit_rows import LogitRows
@@ -35,7 +36,9 @@ def row_differences(
         cache.copy_blocks(plan.copies)
         cache.copy_states(plan.state_copies)
         step = cache.begin(plan.slices)
-        logits = runner.logits(step)
+        # A graph that is kept must be whole.
+        with in_slices(model, slices if graphs is None else ONE_SLICE):
+            logits = runner.logits(step)
         cache.flush()
         mx.eval(logits, cache.arrays)
         for row, (sequence_id, position) in enumerate(_positions(step.logit_rows)):

@@ -1,7 +1,7 @@
 """How the native kernels store weights."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from batching.backend.hooks.layers import layers_of
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.model_files.gguf_formats import kernel_bits
 
@@ -16,7 +17,6 @@ _PACKED: Final = ("weight", "scales", "biases")
 # Of the progress of a load; the self-check follows.
 _SHARE_OF_PACKING: Final = 0.8
 _LEAST_INPUT_GROUP: Final = 32
-_LAYER: Final = re.compile(r"(^|\.)layers\.\d+$")
 _NUMBER: Final = re.compile(r"(^|\.)\d+(\.|$)")
 
 
@@ -129,20 +129,17 @@ def parts_of(
 
     Embeddings and what gives the logits may each be larger than a layer.
     """
-    found: list[str] = []
+    layers = layers_of(model)
+    yield from layers.items()
     modules = sorted(model.named_modules(), key=lambda item: (len(item[0]), item[0]))
     for path, module in modules:
-        if _LAYER.search(path) and module.children() and not _is_in(path, found):
-            found.append(path)
-            yield path, module
-    for path, module in modules:
         # Modules in a list may have one input, and are then packed together.
-        if is_packed(module) and not _is_in(path, found) and not _NUMBER.search(path):
+        if is_packed(module) and not _is_in(path, layers) and not _NUMBER.search(path):
             yield path, module
     yield "", model
 
 
-def _is_in(path: str, layers: Sequence[str]) -> bool:
+def _is_in(path: str, layers: Iterable[str]) -> bool:
     return any(path.startswith(f"{layer}.") for layer in layers)
 
 
