@@ -1,11 +1,11 @@
 """How long a chat waits that arrives behind agents and a batch, and what it costs the agents.
 
-`python -m scripts.bench.urgent_waits [--agents 8] [--words 5200]` starts this server three times, each with as
+`python -m scripts.bench.urgent_waits [--agents 8] [--words 5200] [--two-models]` starts this server three times, each with as
 many agents as are asked for, which send one long prompt each with low priority, and the lines of a batch
 in the background: without a chat; with a chat of high priority that asks again and again, and
 MLX_SERVER_MAX_URGENT_WAIT_MS=off; and the same with that setting's default.  The chat's time to the first token is
 compared with the published bound (batching/scheduling/urgency.py).  Exits with 1 if it is missed.  Linux only:
-it reads /proc.  Other settings come from the environment: with MLX_SERVER_MAX_NUM_SEQS=4 agents fill the slots, too.
+it reads /proc.  With two models the chat has one of its own.  Other settings come from the environment: with MLX_SERVER_MAX_NUM_SEQS=4 agents fill the slots, too.
 """
 
 import argparse
@@ -119,12 +119,14 @@ def cpu_seconds(pid: int) -> float:
     return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def load(server: Server, label: str, num_agents: int, num_words: int, has_chat: bool) -> Run:
+async def load(
+    server: Server, label: str, num_agents: int, num_words: int, chat_model: str | None
+) -> Run:
     """Send the agents' prompts all at once, and the chat's questions until the last agent has ended."""
 
-    def client(priority: str) -> ChatClient:
+    def client(priority: str, model: str = MODEL) -> ChatClient:
         options = {"priority": priority, "ignore_eos": True}
-        return ChatClient(url, MODEL, _TIMEOUT, options)
+        return ChatClient(url, model, _TIMEOUT, options)
 
     def asked(text: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": text}]
@@ -139,10 +141,13 @@ async def load(server: Server, label: str, num_agents: int, num_words: int, has_
     url = server.url
     chats: list[RequestRecord] = []
     before = cpu_seconds(server.pid)
-    async with client("low") as low, client("high") as high:
+    async with client("low") as low, client("high", chat_model or MODEL) as high:
+        if chat_model is not None:
+            # It is loaded before.
+            await high.ask(asked("Hi"), 1)
         await start_batch(url)
         texts = [Writer(f"{label} agent {i}").question(num_words) for i in range(num_agents)]
-        chatting = asyncio.create_task(chat()) if has_chat else None
+        chatting = None if chat_model is None else asyncio.create_task(chat())
         agents = await asyncio.gather(*(low.ask(asked(text), _AGENT_TOKENS) for text in texts))
         computed = cpu_seconds(server.pid) - before
         if chatting is not None:
@@ -155,10 +160,14 @@ async def load(server: Server, label: str, num_agents: int, num_words: int, has_
     return Run(agents, chats, computed, longest, float(stops[1]) if stops else 0.0)
 
 
-def measure(label: str, num_agents: int, num_words: int, has_chat: bool, **settings: Any) -> Run:
+def measure(
+    label: str, num_agents: int, num_words: int, chat_model: str | None, **settings: Any
+) -> Run:
     """Load a server of its own, and print what it did."""
+    if chat_model != MODEL and chat_model is not None:
+        settings["models"] = f"{chat_model}={MODEL}"
     with Server(**{"max_queued_tokens": "1000000"} | environment_settings() | settings) as server:
-        run = asyncio.run(load(server, label, num_agents, num_words, has_chat))
+        run = asyncio.run(load(server, label, num_agents, num_words, chat_model))
     errors = [r.error for r in (*run.agents, *run.chats) if r.error is not None]
     assert not errors, errors[0]
     num_tokens = sum(r.num_prompt_tokens or 0 for r in run.agents) / len(run.agents)
@@ -167,7 +176,7 @@ def measure(label: str, num_agents: int, num_words: int, has_chat: bool, **setti
         f"{run.num_tokens / run.seconds:.1f} tokens/s, {run.efficiency:.1f} tokens/CPU-s, "
         f"{run.num_stops:.0f} stops, steps up to {run.longest_step:g} s"
     )
-    if has_chat:
+    if chat_model is not None:
         print(
             f"  {len(run.chats)} chats: first token p50 {run.ttft(50):.2f} s, p99 {run.ttft(99):.2f} s, "
             f"longest {run.ttft(100):.2f} s"
@@ -182,10 +191,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--words", type=int, default=5200, help="of an agent's prompt")
+    parser.add_argument("--two-models", action="store_true", help="the chat has its own")
     args = parser.parse_args(argv)
-    alone = measure("no chat", args.agents, args.words, False)
-    off = measure("off", args.agents, args.words, True, max_urgent_wait_ms="off")
-    on = measure("on", args.agents, args.words, True)
+    chat_model = "chat" if args.two_models else MODEL
+    alone = measure("no chat", args.agents, args.words, None)
+    off = measure("off", args.agents, args.words, chat_model, max_urgent_wait_ms="off")
+    on = measure("on", args.agents, args.words, chat_model)
     print(
         f"bound {on.bound:.2f} s; of the agents' tokens/CPU-s without the chat: "
         f"{off.efficiency / alone.efficiency:.0%} off, {on.efficiency / alone.efficiency:.0%} on"

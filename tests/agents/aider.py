@@ -18,7 +18,7 @@ the secret word is honey
 
 
 def prepared(home: Path, server: Server) -> Workplace:
-    place = workplace(home, OPENAI_API_BASE=f"{server.url}/v1", OPENAI_API_KEY="none")
+    place = workplace(home, AIDER_OPENAI_API_BASE=f"{server.url}/v1", AIDER_OPENAI_API_KEY="none")
     (place.home / "message").write_text(f"[[say {EDIT}]]")
     return place
 
