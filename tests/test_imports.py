@@ -65,6 +65,7 @@ BACKEND_USERS: Final = {
     KERNELS,
     MAKE_MODEL,
     GPU_CHECK,
+    "scripts.bench.loading",
     "scripts.bench.models",
     "scripts.guidellm",
     "scripts.model_types",
