@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -17,7 +17,7 @@ from batching.engine.reused_threads import start_reused_thread
 from batching.engine.served_engine import ServedEngine
 from batching.engine.stopwatch import Stopwatch
 from batching.errors import EngineClosed, EngineStopped
-from batching.scheduling.engine_turns import Demand, EngineTurns, Turn
+from batching.scheduling.engine_turns import ALONE, Demand, EngineTurns, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -181,16 +181,25 @@ class MLXThread:
             return False
         for served in self._engines:
             served.report_if_idle()
-        now = self._clock()
-        demands: dict[ServedEngine | Load, Demand] = {
-            served: served.engine.demand(now) for served in self._engines if served.engine.has_work
-        }
-        match self._turns.next(demands, now, load):
+        busy = [served for served in self._engines if served.engine.has_work]
+        match self._next(busy, load):
             case (ServedEngine() as served, Turn() as turn):
                 if not self._has_stepped(served, turn):
                     self._close(served, EngineStopped())
                 return True
         return False
+
+    def _next(
+        self, busy: Sequence[ServedEngine], load: Load | None
+    ) -> tuple[ServedEngine | Load, Turn] | None:
+        if load is None and len(self._engines) == 1:
+            # There are no others to ask for.
+            return (busy[0], ALONE) if busy else None
+        now = self._clock()
+        demands: dict[ServedEngine | Load, Demand] = {
+            served: served.engine.demand(now) for served in busy
+        }
+        return self._turns.next(demands, now, load)
 
     def _has_stepped(self, served: ServedEngine, turn: Turn) -> bool:
         """Run a step; return False if the engine is of no further use."""
