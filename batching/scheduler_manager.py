@@ -267,15 +267,14 @@ class SchedulerManager:
                 self._loads[model_id].cancel()
             case Close(model_id):
                 self._end(model_id)
-            case Grant(Waiter(model_id, token=LeaseRequest() as request)):
+            case Grant(Waiter(model_id, token=future)):
                 lease = Lease(self._engines[model_id], partial(self._release, model_id))
-                if request.future.set_running_or_notify_cancel():
-                    request.future.set_result(lease)
+                if future.set_running_or_notify_cancel():
+                    future.set_result(lease)
                 else:
                     lease.release()
-            case Refuse(Waiter(token=LeaseRequest() as request), error):
-                if request.future.set_running_or_notify_cancel():
-                    request.future.set_exception(error)
+            case Refuse(Waiter(token=future), error) if future.set_running_or_notify_cancel():
+                future.set_exception(error)
 
     def _begin(self, model_id: str) -> None:
         config = self._models[model_id].config

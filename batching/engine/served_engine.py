@@ -70,10 +70,9 @@ class ServedEngine:
             self._router.call_in_loop(self._router.deliver_stats, self.engine.stats())
 
     def end(self, reason: EngineStopped, now: float) -> None:
-        """Fail what is open, and give back what was loaded; does nothing if that was done before."""
+        """Fail what is open, and give back what was loaded, once."""
         loaded, self._loaded = self._loaded, None
-        if loaded is None:
-            return
+        assert loaded is not None
         self.ended_with = reason
         self._router.call_in_loop(self._router.fail_all, reason, now)
         close = loaded.close

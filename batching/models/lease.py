@@ -30,8 +30,8 @@ class LeaseRequest:
     def __init__(
         self, model_id: str, due_time: float, leave: Callable[["LeaseRequest"], None]
     ) -> None:
-        self.waiter = Waiter(model_id, due_time, self)
         self.future: Future[Lease] = Future()
+        self.waiter = Waiter(model_id, due_time, self.future)
         self._leave = leave
 
     def close(self) -> None:

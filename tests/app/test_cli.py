@@ -10,10 +10,11 @@ from typing import Any, Final
 import pytest
 from huggingface_hub import constants
 
-from app.cli import main, make_manager
+from app.cli import _load, main, make_manager
 from app.settings import Settings, SettingsError
 from batching import ModelTooLarge, SchedulerManager
 from tests.support.small_model import small_model
+from tests.support.speaker import speaking_manager
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -157,3 +158,11 @@ def test_a_mistake_in_a_file_of_models_is_one_line(
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"--models-file: {file}, line 2: models.a.modle is not a setting of a model; did you mean model?"
     )
+
+
+def test_only_what_is_to_be_loaded_at_the_start_is(capsys: pytest.CaptureFixture[str]) -> None:
+    manager = speaking_manager(model_ids=("a", "b"))
+    assert _load(manager) == ["a speaker"]
+    assert [engine.model.model_id for engine in manager.engines] == ["a"]
+    assert capsys.readouterr().err == "loading a ...\n"
+    manager.close()

@@ -338,3 +338,22 @@ def test_a_load_after_the_thread_has_failed_is_refused() -> None:
     with pytest.raises(EngineError):
         manager.get("second")
     manager.close()
+
+
+def test_a_request_that_leaves_as_it_is_answered_holds_nothing() -> None:
+    """Its future is cancelled, and the manager does not know it yet."""
+    manager, builder = manager_of()
+    builder.may_finish.clear()
+    granted, kept = manager.request("first"), manager.request("first")
+    granted.future.cancel()
+    builder.may_finish.set()
+    kept.future.result(20)
+    assert manager.statuses()[0].num_requests == 1
+    kept.close()
+    # The same where it is refused.
+    waiting = manager.request("second")
+    refused = manager.request("first")
+    refused.future.cancel()
+    manager.close(20)
+    waiting.close()
+    refused.close()

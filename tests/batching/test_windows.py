@@ -263,3 +263,10 @@ def test_a_block_that_is_given_up_too_early_is_noticed(monkeypatch: pytest.Monke
     while engine.has_work:
         engine.step()
     assert engine.last_step.has_failed
+
+
+def test_a_step_is_not_planned_ahead_without_blocks_for_all_windows() -> None:
+    server = Server(num_window_blocks=5)
+    manager = server.scheduler._kv
+    assert manager.windows is not None
+    assert [manager.has_room_to_grow(num) for num in (5, 6)] == [True, False]

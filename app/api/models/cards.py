@@ -41,18 +41,10 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
 
 def status_object(status: ModelStatus, *, is_admin: bool) -> Status:
     """Return the state of a model as llama.cpp's router writes it."""
-    match status.state:
-        case ModelState.FAILED:
-            reason = status.reason if is_admin else None
-            return Status(value="unloaded", failed=True, reason=reason)
-        case ModelState.LOADING:
-            return Status(value="loading", progress=round(status.progress, 3))
-        case ModelState.UNLOADED:
-            return Status(value="unloaded")
-        case ModelState.LOADED:
-            return Status(value="loaded")
-        case ModelState.DRAINING:
-            return Status(value="draining")
+    if status.state is ModelState.FAILED:
+        return Status(value="unloaded", failed=True, reason=status.reason if is_admin else None)
+    progress = round(status.progress, 3) if status.state is ModelState.LOADING else None
+    return Status(value=status.state.value, progress=progress)
 
 
 def capabilities(model: ModelInfo) -> list[str]:

@@ -4,24 +4,33 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 import pytest
+from mlx_lm.tool_parsers import json_tools
 from pydantic import SecretStr
 
 from app.api import serving
+from app.api.models.cards import capabilities
 from app.api.models.management import MAX_LISTENERS, ModelChanges
 from app.http.early_stream import EarlyStream
 from batching import (
+    Embeddings,
     EngineConfig,
     MemoryNeed,
+    ModelInfo,
     ModelLoadError,
     ModelState,
+    PoolingType,
+    Reranker,
     SchedulerManager,
     ServedModel,
 )
+from tests.support.marker_tokenizer import MarkerTokenizer
 from tests.support.speaker import MODEL_ID, Served, served
+from tests.support.tool_formats import END_ID, VOCAB_SIZE, VOCABULARY, TemplateTokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -246,3 +255,60 @@ async def test_an_alias_is_served_as_its_model() -> None:
         manager.close()
     assert response.json()["model"] == "m"
     assert (card["aliases"], card["pinned"], card["expires_at"]) == (["gpt-4o"], True, None)
+
+
+async def test_a_request_that_does_not_stream_gets_no_comments(comments: asyncio.Semaphore) -> None:
+    may_load = threading.Event()
+    async with served(may_load=may_load) as server:
+        asking = asyncio.create_task(server.chat())
+        await server.until(ModelState.LOADING)
+        for _ in range(20):
+            await asyncio.wait([asking], timeout=0.001)
+        may_load.set()
+        assert (await asking).json()["object"] == "chat.completion"
+    assert comments.locked()
+
+
+async def test_the_changes_are_a_stream_that_ends_with_the_server() -> None:
+    async with served() as server:
+        watching = asyncio.create_task(server.client.get("/models/sse"))
+        while not server.service.model_watchers:
+            await asyncio.wait([watching], timeout=0.001)
+        server.manager.close()
+        response = await watching
+        assert response.text.startswith('data: {"model": "fake/speaker", "value": "unloaded"}')
+        assert server.service.model_watchers == set()
+
+
+async def test_a_card_says_what_a_model_can_do() -> None:
+    tokenizer = TemplateTokenizer(
+        VOCABULARY,
+        "{{ tools }}<think>",
+        json_tools.tool_call_start,
+        json_tools.tool_call_end,
+        json_tools.parse_tool_call,
+    )
+    plain = ModelInfo("m", tokenizer, frozenset({END_ID}), VOCAB_SIZE, 1024)
+    assert capabilities(plain) == ["completion", "tools"]
+    thinking = MarkerTokenizer(plain=["<think>", "</think>"], think=("<think>", "</think>"))
+    of_all = replace(
+        plain,
+        tokenizer=thinking,
+        embeddings=Embeddings(pooling=PoolingType.LAST, size=4),
+        reranker=Reranker(relevant_id=1, irrelevant_id=2),
+    )
+    assert capabilities(of_all) == ["completion", "thinking", "embedding", "rerank"]
+
+
+async def test_health_names_the_engine_that_has_stopped() -> None:
+    async with served(model_ids=("a", "b")) as server:
+        for name in ("a", "b"):
+            server.manager.get(name)
+        engine = server.manager.loaded("b")
+        assert engine is not None
+        await asyncio.to_thread(engine.stop)
+        response = await server.client.get("/health")
+        assert response.status_code == 503
+        assert response.json()["error"]["message"] == "b: the engine has stopped"
+        server.manager.unload("b")
+        assert (await server.client.get("/health")).status_code == 200

@@ -10,7 +10,7 @@ import pytest
 
 from batching.config import SchedulerConfig
 from batching.engine.async_engine import AsyncEngine
-from batching.engine.load_slices import LoadCancelled, LoadSlices
+from batching.engine.load_slices import ONE_SLICE, LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
 from batching.engine.token_stream import TokenStream
@@ -22,8 +22,9 @@ from tests.support.requests import specs
 
 pytestmark = pytest.mark.anyio
 
+# A request that fills the context is there as long as a test needs it.
 CONFIG: Final = SchedulerConfig(
-    num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=16
+    num_blocks=8192, block_size=4, max_num_seqs=4, max_num_batched_tokens=16
 )
 
 Build = Callable[[LoadSlices], LoadedEngine]
@@ -267,3 +268,55 @@ async def test_a_second_start_is_none_and_what_never_started_stops() -> None:
             [5], 2
         )
     MLXThread().stop()
+
+
+async def test_an_engine_that_was_never_loaded_has_nothing_to_end() -> None:
+    async with running(build) as (thread, _):
+        never = AsyncEngine(build, thread)
+        never.stop()
+        assert never.end().done()
+
+
+def test_a_load_of_one_slice_goes_on() -> None:
+    ONE_SLICE.pause(0.5)
+    assert ONE_SLICE.in_thread(lambda: 3) == 3
+
+
+async def test_a_job_that_was_cancelled_before_the_thread_ended_is_not_failed() -> None:
+    is_loading, may_end = threading.Event(), threading.Event()
+
+    def build_in_one_slice(slices: LoadSlices) -> LoadedEngine:
+        is_loading.set()
+        assert may_end.wait(20)
+        raise SystemExit
+
+    thread = MLXThread()
+    load = AsyncEngine(build_in_one_slice, thread).begin()
+    await asyncio.to_thread(is_loading.wait, 20)
+    thread.stop(timeout=0)
+    cancelled, waiting = thread.post(lambda: 1), thread.post(lambda: 2)
+    cancelled.cancel()
+    may_end.set()
+    await asyncio.to_thread(thread.stop)
+    assert isinstance(load.future.exception(), SystemExit)
+    assert cancelled.cancelled()
+    assert isinstance(waiting.exception(), EngineClosed)
+
+
+async def test_stopping_while_a_thread_of_the_load_runs_ends_the_load() -> None:
+    is_waiting, may_end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_waiting.set()
+        assert may_end.wait(20)
+
+    def build_slowly(slices: LoadSlices) -> LoadedEngine:
+        slices.in_thread(wait)
+        raise AssertionError("the load has ended before")
+
+    async with running(build) as (thread, _):
+        load = AsyncEngine(build_slowly, thread).begin()
+        await asyncio.to_thread(is_waiting.wait, 20)
+        await asyncio.to_thread(thread.stop)
+        assert isinstance(load.future.exception(), LoadCancelled)
+        may_end.set()
