@@ -150,10 +150,12 @@ def make_manager(settings: Settings, build: Build | None = None) -> SchedulerMan
         # Its load says whether it fits.
         return SchedulerManager(models, build)
     machine = this_machine(models[0].config)
+    # What other programs have is theirs, unless the operator says what this one has.
+    free = machine.memory if machine.free is None else min(machine.memory, machine.free)
     return SchedulerManager(
         models,
         build,
-        capacity=machine.memory if limit is None else min(machine.memory, int(limit * _GIB)),
+        capacity=free if limit is None else min(machine.memory, int(limit * _GIB)),
         min_resident=settings.min_resident,
         need=lambda config: memory_need(config, machine),
     )

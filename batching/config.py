@@ -137,6 +137,7 @@ class EngineConfig(BatchLimits):
     generation_config: whether the model's recommended sampling parameters are the defaults.
     sampling_defaults: further defaults, which outrank the model's.
     max_memory_gib: the most GiB of all models of the process; None is what the device has.
+    memory_budget: the bytes that are reserved for this model; None is what is free.
     pooling: how embeddings are made; `auto` follows the model's files, `off` makes none.
     rerank_template: the prompt template of a reranker that does not declare itself as one.
     rerank_tokens: its tokens for an irrelevant and a relevant document, separated by a comma.
@@ -171,6 +172,7 @@ class EngineConfig(BatchLimits):
     generation_config: GenerationConfigSource = "auto"
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     max_memory_gib: float | None = None
+    memory_budget: int | None = None
     pooling: Pooling = "auto"
     rerank_template: str | None = None
     rerank_tokens: str | None = None

@@ -152,7 +152,7 @@ class ContinuousBatchingScheduler:
         running, best_effort = self._running.split()
         prompts = [r for r in running if r.status is RequestStatus.PREFILLING]
         num_streams = len(running) - len(prompts)
-        prompts += self._admission.startable(running, now)
+        prompts += self._admission.startable(self._running.requests, now)
         return Demand(
             num_streams,
             min((r.rank for r in prompts), default=inf),

@@ -1,7 +1,9 @@
 """The engines of a server by model id: loaded on demand by one MLX thread, unloaded to make room."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from time import monotonic
@@ -13,13 +15,21 @@ from batching.engine.jobs import Load
 from batching.engine.load_slices import LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
-from batching.errors import EngineStopped, ModelNotFound, ModelTooLarge
+from batching.errors import (
+    EngineError,
+    EngineStopped,
+    ModelLoadError,
+    ModelNotFound,
+    ModelTooLarge,
+)
 from batching.models.lease import Lease, LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
 from batching.models.residency import Action, Begin, Cancel, Close, Grant, Refuse, Residency, Waiter
 from batching.models.served_model import ServedModel
 from batching.steps.observer import EngineObserver, Observers
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MIN_RESIDENT: Final = 5.0
 _NO_LIMIT: Final = 1 << 62
@@ -43,7 +53,7 @@ class SchedulerManager:
         *,
         capacity: int | None = None,
         min_resident: float = DEFAULT_MIN_RESIDENT,
-        need: Callable[[EngineConfig], MemoryNeed] = lambda _: MemoryNeed(),
+        need: Callable[[EngineConfig], MemoryNeed | None] = lambda _: MemoryNeed(),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Serve these models; the first one is the default.
@@ -51,7 +61,8 @@ class SchedulerManager:
         build: makes the engine of a configuration, in the MLX thread; None is the MLX backend.
         capacity: bytes of all models together; None is no limit.
         min_resident: see `Residency`.
-        need: returns what a model is expected to take; it is asked once, when that is needed.
+        need: returns what a model is expected to take, None if that is not known; it is asked when that is
+            needed, until it is known.
 
         Raises:
             ModelTooLarge: the pinned models do not fit.
@@ -129,20 +140,26 @@ class SchedulerManager:
         model_id = self.resolve(name)
         if not self.is_measured(model_id):
             need = self._need(self._models[model_id].config)
-            with self._lock:
-                self._residency.measured(model_id, need)
+            if need is not None:
+                with self._lock:
+                    self._residency.measured(model_id, need)
 
-    def request(self, name: str, due_time: float | None = None) -> LeaseRequest:
+    def request(
+        self, name: str, due_time: float | None = None, *, is_best_effort: bool = False
+    ) -> LeaseRequest:
         """Ask for the use of a model, which is loaded if it is not; the caller closes the request.
 
         due_time: the order among requests for models, on the engine's clock; None is now.
+        is_best_effort: it waits behind all others, and no model in use makes room for it.
 
         Raises:
             ModelNotFound: no such model is served here.
         """
         self.measure(name)
         due_time = self._clock() if due_time is None else due_time
-        request = LeaseRequest(self.resolve(name), due_time, self._leave)
+        request = LeaseRequest(
+            self.resolve(name), due_time, self._leave, is_best_effort=is_best_effort
+        )
         with self._lock:
             self._residency.ask(request.waiter)
             self._advance()
@@ -261,8 +278,8 @@ class SchedulerManager:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Begin(model_id):
-                self._begin(model_id)
+            case Begin(model_id, num_bytes):
+                self._begin(model_id, num_bytes)
             case Cancel(model_id):
                 self._loads[model_id].cancel()
             case Close(model_id):
@@ -276,8 +293,9 @@ class SchedulerManager:
             case Refuse(Waiter(token=future), error) if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-    def _begin(self, model_id: str) -> None:
-        config = self._models[model_id].config
+    def _begin(self, model_id: str, num_bytes: int) -> None:
+        # Where nothing is known of its size, its load sees what is free.
+        config = replace(self._models[model_id].config, memory_budget=num_bytes or None)
         engine = AsyncEngine(
             partial(self._build, config), self._thread, step_timeout=config.step_timeout
         )
@@ -298,8 +316,13 @@ class SchedulerManager:
                 engine.finish()
             except LoadCancelled:
                 self._residency.failed(model_id, None, now)
+            except EngineError as error:
+                # Several may raise it.
+                self._residency.failed(model_id, error.with_traceback(None), now)
             except BaseException as error:
-                self._residency.failed(model_id, error, now)
+                logger.exception("%s cannot be loaded", model_id)
+                reason = ModelLoadError(f"cannot load {model_id}: {type(error).__name__}")
+                self._residency.failed(model_id, reason, now)
             else:
                 self._engines[model_id] = engine
                 self._residency.loaded(model_id, engine.memory.total, now)

@@ -45,16 +45,13 @@ LOGPROB_BYTES: Final = 64
 NUMBER_BYTES: Final = 16
 # In seconds: about what the load of a model takes.
 _LOAD_RETRY_AFTER: Final = 10
+_TICKET: Final = "ticket"
 _WAITED_FOR: Final = "waited_for_model"
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
 
 
 async def engine_for(
-    request: Request,
-    model_id: str | None,
-    *,
-    priority: Priority = Priority.NORMAL,
-    is_streamed: bool = False,
+    request: Request, model_id: str | None, *, is_streamed: bool = False
 ) -> AsyncEngine:
     """Return the engine of a model, that of the default model for None; wait until it is loaded.
 
@@ -71,15 +68,30 @@ async def engine_for(
     state = server_state(request)
     manager = state.manager
     name = manager.model_ids[0] if model_id is None else model_id
-    if not manager.is_measured(name):
-        await prepared(request, partial(manager.measure, name))
-    due_time = state.admission.clock() + priority / state.settings.aging_rate
-    lease = manager.request(name, due_time)
+    await measured(request, name)
+    ticket: AdmissionTicket | None = request.scope["state"].get(_TICKET)
+    priority = Priority.NORMAL if ticket is None else ticket.priority
+    lease = manager.request(
+        name,
+        state.admission.clock() + priority / state.settings.aging_rate,
+        is_best_effort=ticket is not None and ticket.is_best_effort,
+    )
     held_by(request).callback(lease.close)
     if not lease.future.done():
         with _waiting_for(request, name):
             await _until_loaded(request, lease, is_streamed=is_streamed)
     return lease.future.result().engine
+
+
+async def measured(request: Request, name: str) -> None:
+    """Have the manager know what a model needs, for which it may read files.
+
+    Raises:
+        ModelNotFound: no such model is served here.
+    """
+    manager = server_state(request).manager
+    if not manager.is_measured(name):
+        await prepared(request, partial(manager.measure, name))
 
 
 async def _until_loaded(request: Request, lease: LeaseRequest, *, is_streamed: bool) -> None:
@@ -128,6 +140,7 @@ async def take_ticket(request: Request, priority: Priority = Priority.NORMAL) ->
     admission = server_state(request).admission
     ticket = await after_departures(lambda: admission.admit(client_of(request), priority))
     held_by(request).callback(ticket.release)
+    request.scope["state"][_TICKET] = ticket
     return ticket
 
 

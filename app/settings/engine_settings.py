@@ -26,7 +26,7 @@ class EngineSettings(BaseSettings):
     )
     models_file: Path | None = Field(
         default=None,
-        description="TOML file of models, with settings, aliases and more of each; docs/models.md describes it. "
+        description="TOML file of models, with settings, aliases and more of each; docs/many-models.md describes it. "
         "`MLX_SERVER_MODEL` is served beside them if it is set.",
     )
     models_dir: Path | None = Field(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from app.settings.configs import engine_config
-from app.settings.models_file import ModelEntry, read_models
+from app.settings.models_file import ModelEntry, located, read_models
 from app.settings.names import SettingsError, env_name
 from app.settings.settings import Settings, served_name
 from batching import SamplingDefaults, ServedModel
@@ -22,6 +22,11 @@ def served_models(settings: Settings, found: Mapping[str, str] | None = None) ->
     models = [*_of_file(settings), *_of_variables(settings)]
     if settings.models_file is None or "model" in settings.model_fields_set:
         models.insert(0, _default(settings))
+    elif settings.model_id is not None:
+        raise SettingsError(
+            f"{env_name('model_id')} is the name of {env_name('model')}, which is not set: "
+            f"{env_name('models_file')} has the names of its models"
+        )
     names = _checked_names(models)
     references = {model.config.model for model in models}
     for name, reference in (found or {}).items():
@@ -62,8 +67,13 @@ def _of_file(settings: Settings) -> Iterator[ServedModel]:
 def _of_entry(settings: Settings, model_id: str, entry: ModelEntry) -> ServedModel:
     own: dict[str, Any] = {"model": entry.model, "model_id": model_id, **entry.settings}
     sampling = SamplingDefaults(**entry.sampling.model_dump())
+    try:
+        config = engine_config(settings, own, sampling)
+    except ValueError as error:
+        assert settings.models_file is not None
+        raise SettingsError(located(settings.models_file, model_id, str(error))) from None
     return ServedModel(
-        config=engine_config(settings, own, sampling),
+        config=config,
         aliases=entry.aliases,
         is_pinned=entry.pinned,
         loads_at_start=entry.load_at_start or entry.pinned,

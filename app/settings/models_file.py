@@ -43,7 +43,7 @@ class ModelEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str
+    model: Annotated[str, Field(min_length=1)]
     aliases: tuple[str, ...] = ()
     pinned: bool = False
     load_at_start: bool = False
@@ -93,6 +93,12 @@ def read_models(path: Path) -> dict[str, ModelEntry]:
         lines = [f"{env_name(_FIELD)}: {path}, {mistake}" for mistake in mistakes]
         raise SettingsError("\n".join(lines))
     return models
+
+
+def located(path: Path, model_id: str, message: str) -> str:
+    """Say what is wrong with the settings of a model together."""
+    line = _line_of(text_of(_FIELD, path), model_id, [])
+    return f"{env_name(_FIELD)}: {path}, line {line}: models.{model_id}: {message}"
 
 
 def _mistake(text: str, model_id: str, error: Mapping[str, Any]) -> str:

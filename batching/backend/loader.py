@@ -132,7 +132,7 @@ def load_model(
         ModelLoadError: whatever is wrong with the model, in one line.
     """
     try:
-        path = resolve(reference, trust_remote_code=trust_remote_code)
+        path = slices.in_thread(partial(resolve, reference, trust_remote_code=trust_remote_code))
         if path.is_file():
             loaded = _load_file(path, dtype, has_kernels, slices)
         else:

@@ -27,7 +27,8 @@ class Job(Generic[T]):
             return
         try:
             self.future.set_result(self._func())
-        except Exception as error:
+        except BaseException as error:
+            # Also the panics of what is written in Rust: its caller waits.
             self.future.set_exception(error)
 
     def fail(self, error: EngineStopped) -> None:
@@ -69,3 +70,8 @@ class Load:
 
     def fail(self, error: EngineStopped) -> None:
         self.future.set_exception(error)
+
+    def fail_with(self, queued: Future[None]) -> None:
+        """Fail if it could not be queued."""
+        if (error := queued.exception()) is not None:
+            self.future.set_exception(error)

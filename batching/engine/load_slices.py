@@ -16,7 +16,7 @@ class LoadCancelled(BaseException):
 class LoadSlices(Protocol):
     """What a load calls again and again, so that the thread can do other work.
 
-    It is called in the MLX thread, and never within a call of the model.
+    It is called in the MLX thread; within a call of a model only where others can run (`hooks/layers.py`).
     """
 
     def pause(self, progress: float | None = None) -> None:

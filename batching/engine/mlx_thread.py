@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -17,7 +17,7 @@ from batching.engine.reused_threads import start_reused_thread
 from batching.engine.served_engine import ServedEngine
 from batching.engine.stopwatch import Stopwatch
 from batching.errors import EngineClosed, EngineStopped
-from batching.scheduling.engine_turns import ALONE, Demand, EngineTurns, Turn
+from batching.scheduling.engine_turns import Demand, EngineTurns, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,9 @@ class MLXThread:
         Raises:
             EngineStopped: the thread accepts no more jobs.
         """
-        self.post(partial(self._loads.append, load))
+        queued = self.post(partial(self._loads.append, load))
+        # It fails if the thread ends first.
+        queued.add_done_callback(load.fail_with)
 
     def close(self, served: ServedEngine) -> Future[None]:
         """Queue the end of an engine; its open streams get EngineClosed.
@@ -119,8 +121,6 @@ class MLXThread:
         self._stopwatch.start()
 
     def in_thread(self, func: Callable[[], T]) -> T:
-        if not self._engines:
-            return func()
         load, future = self._loads[0], Future[T]()
         # It wakes this thread.
         future.add_done_callback(lambda _: self._inbox.put(Job(lambda: None)))
@@ -179,39 +179,35 @@ class MLXThread:
         """Run a step of the engine whose turn it is; return False if none has work, or it is the load's turn."""
         if self._is_stopping:
             return False
-        for served in self._engines:
-            served.report_if_idle()
-        busy = [served for served in self._engines if served.engine.has_work]
-        match self._next(busy, load):
+        if load is None and len(self._engines) == 1:
+            # There are no others to ask, and no time to divide.
+            (only,) = self._engines
+            return bool(self._guarded(only, only.step_alone))
+        for served in [*self._engines]:
+            self._guarded(served, served.report_if_idle)
+        now, demands = self._clock(), dict[ServedEngine | Load, Demand]()
+        for served in [*self._engines]:
+            if (demand := self._guarded(served, partial(served.demand, now))) is not None:
+                demands[served] = demand
+        match self._turns.next(demands, now, load):
             case (ServedEngine() as served, Turn() as turn):
-                if not self._has_stepped(served, turn):
-                    self._close(served, EngineStopped())
+                began = self._clock()
+                self._guarded(served, partial(served.step, turn))
+                self._turns.charge(served, self._clock() - began)
                 return True
         return False
 
-    def _next(
-        self, busy: Sequence[ServedEngine], load: Load | None
-    ) -> tuple[ServedEngine | Load, Turn] | None:
-        if load is None and len(self._engines) == 1:
-            # There are no others to ask for.
-            return (busy[0], ALONE) if busy else None
-        now = self._clock()
-        demands: dict[ServedEngine | Load, Demand] = {
-            served: served.engine.demand(now) for served in busy
-        }
-        return self._turns.next(demands, now, load)
-
-    def _has_stepped(self, served: ServedEngine, turn: Turn) -> bool:
-        """Run a step; return False if the engine is of no further use."""
+    def _guarded(self, served: ServedEngine, func: Callable[[], T]) -> T | None:
+        """Call a function of an engine; if it raises, the engine is of no further use and ends, alone."""
         self._stopwatch.start()
         try:
-            served.step(turn)
+            return func()
         except BaseException:
             logger.exception("an engine failed and stops")
-            return False
         finally:
-            self._turns.charge(served, self._stopwatch.stop())
-        return True
+            self._stopwatch.stop()
+        self._close(served, EngineStopped())
+        return None
 
     def _load(self) -> None:
         """Run the first load to its end."""
@@ -230,8 +226,11 @@ class MLXThread:
         if served in self._engines:
             self._engines.remove(served)
             self._turns.forget(served)
-            with thawed():
-                served.end(reason, self._clock())
+            try:
+                with thawed():
+                    served.end(reason, self._clock())
+            except BaseException:
+                logger.exception("an engine could not be closed")
 
     def _end(self, reason: EngineStopped) -> None:
         with self._lock:

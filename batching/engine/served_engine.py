@@ -8,7 +8,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.stream_router import StreamRouter
 from batching.errors import EngineStopped
-from batching.scheduling.engine_turns import Turn
+from batching.scheduling.engine_turns import ALONE, Demand, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,18 @@ class ServedEngine:
         """
         self._has_reported = False
         return func(self.engine)
+
+    def demand(self, now: float) -> Demand | None:
+        """Return what there is to do; None if there is nothing."""
+        return self.engine.demand(now) if self.engine.has_work else None
+
+    def step_alone(self) -> bool:
+        """Run a step, or report that there is none to run; return whether there was one."""
+        self.report_if_idle()
+        if not self.engine.has_work:
+            return False
+        self.step(ALONE)
+        return True
 
     def step(self, turn: Turn) -> None:
         """Run a step; its outputs reach the router in a single call of the event loop.

@@ -28,10 +28,15 @@ class LeaseRequest:
     """
 
     def __init__(
-        self, model_id: str, due_time: float, leave: Callable[["LeaseRequest"], None]
+        self,
+        model_id: str,
+        due_time: float,
+        leave: Callable[["LeaseRequest"], None],
+        *,
+        is_best_effort: bool = False,
     ) -> None:
         self.future: Future[Lease] = Future()
-        self.waiter = Waiter(model_id, due_time, self.future)
+        self.waiter = Waiter(model_id, due_time, self.future, is_best_effort)
         self._leave = leave
 
     def close(self) -> None:

@@ -27,7 +27,8 @@ TRANSITIONS: Final[dict[ModelState, frozenset[ModelState]]] = {
     # Back to UNLOADED if no request waits for it any more.
     ModelState.LOADING: frozenset({ModelState.LOADED, ModelState.FAILED, ModelState.UNLOADED}),
     ModelState.LOADED: frozenset({ModelState.DRAINING}),
-    ModelState.DRAINING: frozenset({ModelState.UNLOADED}),
+    # Back to LOADED if its room is not needed any more.
+    ModelState.DRAINING: frozenset({ModelState.UNLOADED, ModelState.LOADED}),
     ModelState.FAILED: frozenset({ModelState.LOADING}),
 }
 

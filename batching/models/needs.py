@@ -1,7 +1,6 @@
 """The memory that models need, from what their files say."""
 
 from pathlib import Path
-from typing import Final
 
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
@@ -11,24 +10,26 @@ from batching.model_files.description import describe
 from batching.model_files.references import BUNDLED_MODEL, bundled_file, is_hub_id
 from batching.models.model_state import MemoryNeed
 
-_UNKNOWN: Final = MemoryNeed()
 
-
-def memory_need(config: EngineConfig, machine: Machine) -> MemoryNeed:
-    """Return the bytes that a model needs on the device; 0 where its files are not here, or say nothing.
+def memory_need(config: EngineConfig, machine: Machine) -> MemoryNeed | None:
+    """Return the bytes that a model needs on the device; None where its files are not here, or say nothing.
 
     It reads the headers of files, and nothing from the hub.
     """
     try:
         path = local_path(config.model)
         if path is None:
-            return _UNKNOWN
+            return None
         needs = estimate(describe(path), config, machine.compute)
     except (OSError, ModelLoadError):
         # Its load says what is wrong with it.
-        return _UNKNOWN
+        return None
     of_process = needs.overhead
-    return MemoryNeed(needs.least - of_process, needs.wanted - of_process)
+    least, wanted = needs.least - of_process, needs.wanted - of_process
+    if config.num_blocks is None and config.max_blocks is None:
+        # The pool takes what there is.
+        wanted = max(least, int(config.memory_fraction * machine.memory))
+    return MemoryNeed(least, wanted)
 
 
 def local_path(reference: str) -> Path | None:

@@ -39,11 +39,13 @@ class Waiter:
 
     due_time: the waiter with the earliest one is first; see `PriorityQueueWithAging`.
     token: what the caller knows it by.
+    is_best_effort: it waits behind all others, and no model in use makes room for it.
     """
 
     model_id: str
     due_time: float
     token: Any = None
+    is_best_effort: bool = False
 
 
 class Grant(NamedTuple):
@@ -91,8 +93,9 @@ class _Model:
         self.num_changes += 1
 
     @property
-    def first_due(self) -> float:
-        return min((waiter.due_time for waiter in self.waiters), default=inf)
+    def order(self) -> tuple[bool, float]:
+        """The order of loads: the first waiter's due time, best-effort ones last."""
+        return min((waiter.is_best_effort, waiter.due_time) for waiter in self.waiters)
 
     @property
     def is_idle(self) -> bool:
@@ -113,7 +116,8 @@ class Residency:
     - A model stays for `min_resident` seconds after it was loaded, so that two models which do not fit
       together take turns, at most 60 / `min_resident` times a minute.  The requests that waited for the load
       have a lease by then.
-    - Pinned models never make room.
+    - Pinned models never make room, and models in use none for best-effort requests alone.
+    - A model that drains and whose room is not needed any more is as it was.
 
     Times are in seconds on one clock.
     """
@@ -193,6 +197,8 @@ class Residency:
         model = self._models[model_id]
         model.move_to(ModelState.LOADED, now)
         model.used, model.error, model.is_cancelled = now, None, False
+        if model.own_need is None:
+            model.own_need = MemoryNeed(num_bytes, num_bytes)
         self.ledger.settle(model_id, num_bytes)
 
     def failed(self, model_id: str, error: BaseException | None, now: float) -> None:
@@ -252,10 +258,11 @@ class Residency:
             return EngineClosed()
         if model.state is ModelState.FAILED and now - model.changed < RETRY_INTERVAL:
             return model.error
+        if model.state not in (ModelState.UNLOADED, ModelState.FAILED):
+            return None
         pinned = sum(self._pinned_bytes(m) for m in self._models.values() if m is not model)
         most = self.ledger.capacity - pinned
-        is_absent = model.state in (ModelState.UNLOADED, ModelState.FAILED)
-        if is_absent and model.need.least > most:
+        if model.need.least > most:
             return ModelTooLarge(model.model_id, model.need.least, most, pinned)
         return None
 
@@ -285,15 +292,38 @@ class Residency:
                 yield Close(model.model_id)
 
     def _next_load(self, now: float) -> Iterator[Action]:
-        """Begin the load of the model that is due first, if there is room; make room otherwise."""
-        if not (waiting := self._waiting()) or self._in(ModelState.LOADING) or self._is_ended:
+        """Begin the load of the model that is due first, if there is room; make room otherwise.
+
+        While it waits for room, another one may begin that leaves it what it will need.
+        """
+        waiting = sorted(self._waiting(), key=lambda m: m.order)
+        if not waiting or self._in(ModelState.LOADING) or self._is_ended:
+            self._keep_what_drains(now, is_needed=bool(waiting))
             return
-        model = min(waiting, key=lambda m: m.first_due)
-        num_bytes = self._room_for(model.need, now)
+        first, *others = waiting
+        num_bytes = self._room_for(first, now)
         if num_bytes is not None:
-            model.move_to(ModelState.LOADING, now)
-            self.ledger.reserve(model.model_id, num_bytes)
-            yield Begin(model.model_id, num_bytes)
+            yield self._begin(first, num_bytes, now)
+            return
+        spare = self.ledger.free - max(0, first.need.least - self._coming())
+        for model in others:
+            if model.own_need is not None and model.need.least <= spare:
+                yield self._begin(model, min(model.need.wanted, spare), now)
+                return
+
+    def _begin(self, model: _Model, num_bytes: int, now: float) -> Begin:
+        model.move_to(ModelState.LOADING, now)
+        self.ledger.reserve(model.model_id, num_bytes)
+        return Begin(model.model_id, num_bytes)
+
+    def _keep_what_drains(self, now: float, *, is_needed: bool) -> None:
+        for model in self._in(ModelState.DRAINING):
+            if model.num_leases and not (is_needed or model.is_unwanted):
+                model.move_to(ModelState.LOADED, now)
+
+    def _coming(self) -> int:
+        """Return the bytes of the models that drain."""
+        return sum(self.ledger.of(m.model_id) for m in self._in(ModelState.DRAINING))
 
     def _waiting(self) -> list[_Model]:
         """Return the models that are asked for and could be loaded."""
@@ -302,24 +332,23 @@ class Residency:
     def _in(self, *states: ModelState) -> list[_Model]:
         return [m for m in self._models.values() if m.state in states]
 
-    def _room_for(self, need: MemoryNeed, now: float) -> int | None:
+    def _room_for(self, wanted: _Model, now: float) -> int | None:
         """Return the bytes that a load may take, or let other models drain until there is room.
 
         Idle models go for all that is wanted, models in use for the least of it only.
         """
-        free = self.ledger.free
-        leaving = self._in(ModelState.DRAINING)
-        coming = sum(self.ledger.of(m.model_id) for m in leaving)
+        need, free = wanted.need, self.ledger.free
         for model in self._evictable(now):
-            if free + coming >= (need.wanted if model.is_idle else need.least):
+            enough = need.wanted if model.is_idle else need.least
+            is_spared = not model.is_idle and wanted.order[0]
+            if free + self._coming() >= enough or is_spared:
                 break
             model.move_to(ModelState.DRAINING, now)
-            leaving.append(model)
-            coming += self.ledger.of(model.model_id)
         if free >= need.wanted:
             return need.wanted
         # Those without leases leave in a moment.
-        return free if free >= need.least and all(m.num_leases for m in leaving) else None
+        is_all = all(m.num_leases for m in self._in(ModelState.DRAINING))
+        return free if free >= need.least and is_all else None
 
     def _evictable(self, now: float) -> list[_Model]:
         """Return the models that may make room: idle ones first, and of these the least recently used."""

@@ -55,17 +55,21 @@ class AdmissionQueue:
     def startable(self, running: Sequence[BatchRequest], now: float) -> list[BatchRequest]:
         """Return the first interactive request that waits, if it may start now.
 
-        running: the admitted requests that would not make way for it at once.
+        running: the admitted requests.
         """
         if not self.is_awaited:
             return []
-        if Urgency(self.waiting, self._config.max_urgent_wait, now).has_urgent:
-            # Others make way, in a moment.
-            return [min((r for r in self.waiting if not r.is_best_effort), key=self.running_key)]
-        in_order = self.waiting.first(1 + self._num_best_effort)
-        request = next(r for r in in_order if not r.is_best_effort)
-        batch = _Admission(running, self._config.max_num_seqs)
-        return [] if self._fitting(request, batch) is None else [request]
+        urgency = Urgency(self.waiting, self._config.max_urgent_wait, now)
+        waiting = (r for r in self.waiting if not r.is_best_effort)
+        key = self.running_key if urgency.has_urgent else self.waiting.key
+        request = min(waiting, key=key)
+        kept = [r for r in running if not urgency.stops(r)]
+        batch = _Admission(kept, self._config.max_num_seqs)
+        # Those that make way have blocks, too.
+        has_room = batch.num_slots > 0 and (
+            len(kept) < len(running) or self._fitting(request, batch) is not None
+        )
+        return [request] if has_room else []
 
     def push(self, request: BatchRequest) -> None:
         self.waiting.push(request)

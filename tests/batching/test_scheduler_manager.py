@@ -315,13 +315,16 @@ def test_unloads_at_any_moment_cost_no_request_its_answer(seed: int) -> None:
     assert set(states(manager)) <= {ModelState.UNLOADED, ModelState.LOADED}
 
 
-def test_an_error_that_is_no_engines_is_told_to_those_that_wait() -> None:
+def test_an_error_that_is_no_engines_is_told_to_those_that_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
         raise ZeroDivisionError
 
     manager = SchedulerManager(CONFIGS, build)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ModelLoadError, match="cannot load first: ZeroDivisionError"):
         manager.get("first")
+    assert "ZeroDivisionError" in caplog.text
     assert manager.statuses()[0].state is ModelState.FAILED
     manager.close()
 
@@ -330,10 +333,11 @@ def test_a_load_after_the_thread_has_failed_is_refused() -> None:
     manager, _ = manager_of()
     manager.get("first")
 
-    def end() -> None:
+    def fail(*_: object) -> None:
         raise SystemExit
 
-    manager._thread.post(end)
+    manager._thread._wait = fail  # type: ignore[method-assign]
+    manager._thread.post(lambda: None)
     assert manager._thread._has_ended.wait(20)
     with pytest.raises(EngineError):
         manager.get("second")

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 
 from app.api.models.cards import status_object
 from app.api.models.schemas import Accepted, ModelName
-from app.api.serving import client_of
+from app.api.serving import client_of, measured
 from app.api.sse import EventStream
 from app.http.errors.rejections import Forbidden, Unavailable
 from app.http.json_body import JsonRoute
@@ -35,6 +35,7 @@ async def load_model(body: ModelName, request: Request) -> Accepted:
         ModelNotFound, ModelTooLarge: it can never be loaded.
     """
     _check_admin(request)
+    await measured(request, body.model)
     lease = server_state(request).manager.request(body.model)
     # What is refused at once is the client's fault, or that of the last load.
     if lease.future.done():

@@ -145,7 +145,7 @@ def _opened(
     _warn(config, checked)
     if not checked.selection.is_hooked:
         hidden_size = None
-    sizes = sizes_of(config, checked, loaded.max_model_len)
+    sizes = sizes_of(config, checked, loaded.max_model_len, prepared.num_bytes)
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     runner = _runner(loaded, checked, sizes.limits, head)
     executor = Executor(checked.platform, runner, changes)

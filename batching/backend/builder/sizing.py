@@ -26,9 +26,12 @@ class Sizes:
     states: int
 
 
-def sizes_of(config: EngineConfig, checked: CheckedModel, declared: int | None) -> Sizes:
+def sizes_of(
+    config: EngineConfig, checked: CheckedModel, declared: int | None, weights: int
+) -> Sizes:
     """Return how much of the free memory the pool and the states of a model take.
 
+    weights: the bytes of the model's weights.
     declared: the context length in tokens that the model declares; None if it declares none.
 
     Raises:
@@ -40,7 +43,8 @@ def sizes_of(config: EngineConfig, checked: CheckedModel, declared: int | None) 
     states = state_size(config, layout.state_bytes(longest), has_state=layout.has_state)
     limits = _limits(config, checked, context, states)
     block = _block_bytes(layout, limits)
-    size = pool_size(config, block, context, reserved=states.num_bytes)
+    granted = None if config.memory_budget is None else config.memory_budget - weights
+    size = pool_size(config, block, context, reserved=states.num_bytes, granted=granted)
     limits = replace(
         limits,
         num_blocks=size.num_blocks,

@@ -27,11 +27,18 @@ class PoolSize:
 
 
 def pool_size(
-    config: EngineConfig, block: BlockBytes, model_context: int, *, reserved: int = 0
+    config: EngineConfig,
+    block: BlockBytes,
+    model_context: int,
+    *,
+    reserved: int = 0,
+    granted: int | None = None,
 ) -> PoolSize:
     """Return the number of blocks of the pool of a model that is loaded.
 
     reserved: bytes to leave for everything else.
+    granted: the bytes that other models leave to this pool, though never less than the least pool; None is
+        what is free.
 
     Raises:
         PoolTooLarge: the number of blocks that the operator has set does not fit.
@@ -42,13 +49,16 @@ def pool_size(
         enough = max(config.max_blocks or 0, -(-model_context // config.block_size))
         return PoolSize(config.num_blocks or enough)
     free = max(0, free_memory() - reserved)
+    least = least_blocks(model_context, config.block_size)
+    if granted is not None:
+        free = min(free, max(granted - reserved, block.of(config.num_blocks or least)))
     if config.num_blocks is not None:
         if (needed := block.of(config.num_blocks)) > free:
             raise PoolTooLarge(config.num_blocks, needed, free, block.num_within(free))
         return _size(config.num_blocks, block, int(POOL_SHARE * free))
-    least = least_blocks(model_context, config.block_size)
     if config.max_blocks is None:
-        budget = max(0, bytes_within(config.memory_fraction) - reserved)
+        share = max(0, bytes_within(config.memory_fraction) - reserved)
+        budget = share if granted is None else free
         _check_room(least, block, budget, "a larger share of the memory")
         return _size(block.num_within(budget), block, budget)
     _check_room(least, block, free, "a smaller model, or a KV cache of 16 bits")

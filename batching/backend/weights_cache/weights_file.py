@@ -216,13 +216,21 @@ def write(
     with _locked(part) as descriptor:
         try:
             _write(descriptor, key, packed, others, slices)
-            slices.in_thread(partial(os.fsync, descriptor))
+            slices.in_thread(partial(_sync, os.dup(descriptor)))
             # Not even this user shortens it by mistake.
             os.fchmod(descriptor, stat.S_IRUSR)
             part.rename(path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def _sync(descriptor: int) -> None:
+    """Wait until a file is on the disk, and close it: a load that ends meanwhile does not wait."""
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -86,6 +86,11 @@ def test_the_model_of_the_variable_is_served_beside_a_file_if_it_is_set(tmp_path
     assert [m.model_id for m in served] == ["default", "qwen", "org/small", "lazy", "further"]
 
 
+def test_the_name_of_a_model_that_is_not_served_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="MLX_SERVER_MODEL_ID is the name of MLX_SERVER_MODEL"):
+        of_file(tmp_path, FILE, model_id="x")
+
+
 def test_without_batching_no_model_has_it(tmp_path: Path) -> None:
     served = of_file(tmp_path, FILE, enable_batching=False)
     assert {m.config.max_num_seqs for m in served} == {1}
@@ -122,6 +127,11 @@ def test_without_batching_no_model_has_it(tmp_path: Path) -> None:
         (
             "[models.a]\nmodel = 'm'\nsampling.temprature = 2\n",
             "line 3: models.a.sampling.temprature is .*; did you mean temperature?",
+        ),
+        ("[models.a]\nmodel = ''\n", "line 2: models.a.model: .*at least 1 character"),
+        (
+            "[models.a]\nmodel = 'm'\nmax_num_seqs = 1024\n",
+            "line 1: models.a: max_num_batched_tokens .* must be at least max_num_seqs",
         ),
         ("[models]\na = 3\n", "line 1: models.a: Input should be a valid dictionary"),
         (

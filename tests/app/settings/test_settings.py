@@ -138,7 +138,10 @@ def test_every_setting_reaches_the_engine_or_admission_control_or_is_the_servers
 
 @pytest.mark.parametrize(
     ("config", "index", "constant"),
-    [(EngineConfig, 0, {"block_size", "sampling_defaults"}), (AdmissionLimits, 1, set())],
+    [
+        (EngineConfig, 0, {"block_size", "sampling_defaults", "memory_budget"}),
+        (AdmissionLimits, 1, set()),
+    ],
 )
 def test_every_field_of_a_config_is_set_by_a_setting(
     monkeypatch: pytest.MonkeyPatch, config: type, index: int, constant: set[str]

@@ -3,10 +3,12 @@
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import huggingface_hub.constants
 import mlx.core as mx
@@ -29,6 +31,8 @@ from tests.support.model_files import CONFIG, edit_config, rejection
 from tests.support.model_zoo import make_tiny, tiny_config
 from tests.support.requests import make_request
 from tests.support.weekly import weekly
+
+T = TypeVar("T")
 
 GOLDEN: Any = json.loads((Path(__file__).parents[2] / "data/golden_smollm2.json").read_text())
 CASES: dict[str, Any] = {case["name"]: case for case in GOLDEN["cases"]}
@@ -256,3 +260,25 @@ def test_a_nested_config_saved_by_transformers_5_keeps_its_rotation(directory: P
     rope = {"rope_type": "default", "rope_theta": 1e9}
     edit_config(directory, model_type="mistral3", text_config=CONFIG | {"rope_parameters": rope})
     assert load_model(str(directory), dtype=None).model.layers[0].self_attn.rope.base == 1e9
+
+
+class Threads:
+    """Slices that see what runs in another thread."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def pause(self, progress: float | None = None) -> None:
+        """Go on."""
+
+    def in_thread(self, func: Callable[[], T]) -> T:
+        self.names.append(func.func.__name__ if isinstance(func, partial) else "")
+        return func()
+
+
+@needs_bundled
+def test_what_may_take_long_without_mlx_runs_in_another_thread() -> None:
+    """A download among others, which stops no stream of another model."""
+    slices = Threads()
+    load_model(BUNDLED_MODEL, dtype=None, has_kernels=True, slices=slices)
+    assert slices.names == ["resolve", "read_header", "build_tokenizer"]

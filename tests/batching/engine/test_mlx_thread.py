@@ -152,7 +152,7 @@ async def test_what_uses_no_mlx_runs_in_another_thread_while_engines_run_steps()
         assert threads == ["mlx-load", "mlx"]
 
 
-async def test_with_no_engine_to_wait_for_a_load_has_the_thread_for_itself() -> None:
+async def test_a_load_does_not_block_the_thread_where_there_is_no_engine_either() -> None:
     threads: list[str] = []
 
     def build_alone(slices: LoadSlices) -> LoadedEngine:
@@ -161,7 +161,7 @@ async def test_with_no_engine_to_wait_for_a_load_has_the_thread_for_itself() -> 
         return build(slices)
 
     async with running(build_alone):
-        assert threads == ["mlx"]
+        assert threads == ["mlx-load"]
 
 
 async def test_a_load_that_is_cancelled_ends_at_its_next_pause() -> None:
@@ -245,16 +245,17 @@ async def test_an_engine_that_fails_ends_alone(caplog: pytest.LogCaptureFixture)
     assert "an engine failed and stops" in caplog.text
 
 
-async def test_a_job_that_ends_the_thread_fails_all_engines(
+def fail(*_: object) -> None:
+    raise SystemExit
+
+
+async def test_a_thread_that_fails_fails_all_engines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running(build) as (thread, [engine]):
         stream = await engine.submit(specs([[1, 2]]))
 
-        def end_all() -> None:
-            raise SystemExit
-
-        thread.post(end_all)
+        thread._do_jobs = fail  # type: ignore[method-assign]
         with pytest.raises(EngineStopped, match="the engine has stopped"):
             await collect(stream)
         assert not engine.is_alive
@@ -320,3 +321,103 @@ async def test_stopping_while_a_thread_of_the_load_runs_ends_the_load() -> None:
         await asyncio.to_thread(thread.stop)
         assert isinstance(load.future.exception(), LoadCancelled)
         may_end.set()
+
+
+class Ticking:
+    """A clock by which a second passes each time that it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class Steps(TokenRunner):
+    """Counts its steps, in the thread that runs them."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG)
+        self.number = 0
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        self.number += 1
+        return super().run(plan)
+
+
+async def test_the_time_that_an_engine_has_had_alone_is_not_held_against_it() -> None:
+    """A load, and then another engine, gets no more than its share from then on."""
+    first, second = Steps(), Steps()
+    shares: list[int] = []
+
+    def build_of(steps: Steps) -> Build:
+        return lambda _: loaded_engine(CONFIG, ByteTokenizer(), wrap=lambda _: steps)
+
+    def build_in_slices(slices: LoadSlices) -> LoadedEngine:
+        before = first.number
+        for _ in range(100):
+            slices.pause()
+        shares.append(first.number - before)
+        return build(slices)
+
+    thread = MLXThread(Ticking())
+    engines = [AsyncEngine(each, thread) for each in (build_of(first), build_of(second))]
+    await asyncio.to_thread(engines[0].start)
+    stream = await engines[0].submit(specs([[1, 2]]))
+    while first.number < 300:
+        await anext(stream)
+    await asyncio.to_thread(AsyncEngine(build_in_slices, thread).start)
+    await asyncio.to_thread(engines[1].start)
+    competing = await engines[1].submit(specs([[3]]))
+    before = first.number
+    while second.number < 100:
+        await anext(competing)
+    shares.append(first.number - before)
+    for each in (stream, competing):
+        each.close()
+    await asyncio.to_thread(thread.stop)
+    assert all(share >= 20 for share in shares)
+
+
+async def test_an_engine_whose_statistics_fail_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(build, build) as (_, [good, broken]):
+        assert broken._served is not None
+        broken._served.engine.stats = fail  # type: ignore[assignment, method-assign]
+        stream = await good.submit(specs([[1, 2]], max_tokens=30))
+        await broken.call(lambda _: None)
+        assert await collect(stream) == expected_output([1, 2], 30)
+        assert (good.is_alive, broken.is_alive) == (True, False)
+    assert "an engine failed and stops" in caplog.text
+
+
+async def test_an_engine_that_cannot_be_closed_is_gone_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def build_sticky(slices: LoadSlices) -> LoadedEngine:
+        loaded = build(slices)
+        return LoadedEngine(loaded.engine, loaded.model, close=fail)
+
+    async with running(build, build_sticky) as (_, [good, sticky]):
+        await asyncio.wrap_future(sticky.end())
+        assert (good.is_alive, sticky.is_alive) == (True, False)
+    assert "an engine could not be closed" in caplog.text
+
+
+async def test_a_load_that_is_queued_as_the_thread_ends_fails() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        assert leave.wait(20)
+
+    thread = MLXThread()
+    thread.start()
+    thread.post(wait)
+    await asyncio.to_thread(entered.wait, 20)
+    thread.stop(timeout=0)
+    load = AsyncEngine(build, thread).begin()
+    leave.set()
+    with pytest.raises(EngineClosed):
+        await asyncio.wrap_future(load.future)
+    await asyncio.to_thread(thread.stop)

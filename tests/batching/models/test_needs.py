@@ -17,7 +17,10 @@ MIB = 1 << 20
 
 
 def need(model: str, num_blocks: int | None = None) -> MemoryNeed:
-    return memory_need(EngineConfig(model=model, model_id="m", num_blocks=num_blocks), MACHINE)
+    config = EngineConfig(model=model, model_id="m", num_blocks=num_blocks)
+    needs = memory_need(config, MACHINE)
+    assert needs is not None
+    return needs
 
 
 def test_the_bundled_model_needs_its_weights_and_a_pool() -> None:
@@ -28,11 +31,18 @@ def test_the_bundled_model_needs_its_weights_and_a_pool() -> None:
     assert need(BUNDLED_MODEL, num_blocks=64).least == need(BUNDLED_MODEL, num_blocks=64).wanted
 
 
+def test_a_pool_that_takes_what_there_is_needs_its_share_of_the_memory() -> None:
+    config = EngineConfig(model=BUNDLED_MODEL, model_id="m", max_blocks=None, memory_fraction=0.25)
+    needs = memory_need(config, MACHINE)
+    assert needs is not None
+    assert needs.wanted == MACHINE.memory // 4
+
+
 def test_of_what_is_not_here_or_is_no_model_nothing_is_known(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"no model")
     for model in ("org/not-downloaded", str(tmp_path / "none.gguf"), str(tmp_path), str(damaged)):
-        assert need(model) == MemoryNeed()
+        assert memory_need(EngineConfig(model=model, model_id="m"), MACHINE) is None
 
 
 def test_a_repository_is_found_in_the_hubs_cache(

@@ -275,6 +275,63 @@ def test_in_the_end_all_are_refused_and_a_load_is_cancelled() -> None:
     assert cancel == Cancel("a")
 
 
+def test_best_effort_requests_wait_for_idle_models_and_for_all_others() -> None:
+    made = residency(a=6, b=6, c=4)
+    load(made, "a")
+    line = Waiter("b", 0.0, is_best_effort=True)
+    made.ask(line)
+    assert made.actions(STAY) == []
+    assert made.state("a") is ModelState.LOADED
+    # One that others wait for comes first, however long the line has waited.
+    ask(made, "c", 99.0)
+    assert made.actions(STAY) == [Begin("c", 4)]
+    made.loaded("c", 4, STAY)
+    made.actions(STAY)
+    made.release("a", 9.0)
+    assert named(made.actions(9.0)) == ["Close a"]
+    made.closed("a", 9.0)
+    assert named(made.actions(9.0)) == ["Begin b"]
+
+
+def test_a_model_whose_room_is_not_needed_any_more_stays() -> None:
+    made = residency(a=6, b=6)
+    load(made, "a")
+    waiter = ask(made, "b", 1.0)
+    assert made.actions(STAY) == []
+    late = ask(made, "a", STAY)
+    assert made.actions(STAY) == []
+    assert made.state("a") is ModelState.DRAINING
+    made.leave(waiter)
+    made.actions(STAY + 1)
+    assert made.state("a") is ModelState.LOADED
+    assert made.actions(STAY + 1) == [Grant(late)]
+
+
+def test_a_model_that_fits_beside_what_the_first_one_waits_for_is_loaded_meanwhile() -> None:
+    made = residency(a=6, b=8, c=2, d=3)
+    load(made, "a")
+    for model_id, due in (("b", 1.0), ("d", 2.0), ("c", 3.0)):
+        ask(made, model_id, due)
+    # Of the 10, 6 will come: b needs 2 of the 4 that are free.
+    assert made.actions(STAY) == [Begin("c", 2)]
+    made.loaded("c", 2, STAY)
+    assert named(made.actions(STAY)) == ["Grant c"]
+    made.release("a", 9.0)
+    assert named(made.actions(9.0)) == ["Close a"]
+    made.closed("a", 9.0)
+    assert made.actions(9.0) == [Begin("b", 8)]
+
+
+def test_what_a_model_needs_is_known_once_it_was_loaded() -> None:
+    made = Residency(CAPACITY, STAY)
+    made.add("a")
+    assert made.need("a") is None
+    ask(made, "a")
+    assert made.actions(0.0) == [Begin("a", 0)]
+    made.loaded("a", 7, 0.0)
+    assert made.need("a") == need(7)
+
+
 def test_an_entry_of_the_ledger_is_made_once_and_settled() -> None:
     ledger = Ledger(10)
     ledger.reserve("a", 4)

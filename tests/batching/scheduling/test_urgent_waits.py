@@ -466,13 +466,13 @@ def test_lower_classes_advance_though_higher_ones_always_wait(
 
 
 def test_an_engine_asks_for_a_turn_for_a_request_that_others_make_way_for() -> None:
-    """As long as it is not urgent and finds no slot, only what decodes asks for one."""
+    """As long as none can, only what decodes asks for one."""
     server = Server(max_num_seqs=1)
     low = request(0, 2, 9, priority=Priority.LOW)
     server.add(low)
     server.plans(0.0, 0.1)
     server.add(high(1, 3, 1, 0.2))
-    demands = [server.scheduler.demand(now) for now in (0.3, 0.3 + WAIT)]
+    demands = [server.scheduler.demand(now) for now in (0.3 + WAIT, MIN_RUN + 0.1)]
     assert [(d.num_streams, d.rank, d.num_pending) for d in demands] == [(1, inf, inf), (1, 0, 3)]
     server.finish(low)
 

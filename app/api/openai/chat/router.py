@@ -29,9 +29,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     """Complete a conversation; with `stream: true` as server-sent events."""
     check_num_choices(body, server_state(request).settings.max_choices)
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
-        engine = await engine_for(
-            request, body.model, priority=body.queue_priority, is_streamed=body.stream
-        )
+        engine = await engine_for(request, body.model, is_streamed=body.stream)
         prepare = partial(_prepared, body=body)
         chat = await run_with_template(request, engine.model, body.chat_template, prepare)
         job = await build_job_async(

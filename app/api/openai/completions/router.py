@@ -35,9 +35,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     settings = server_state(request).settings
     check_num_choices(body, settings.max_choices)
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
-        engine = await engine_for(
-            request, body.model, priority=body.queue_priority, is_streamed=body.stream
-        )
+        engine = await engine_for(request, body.model, is_streamed=body.stream)
         grammar = await prepared(request, body.content_grammar)
         prompts = await prepared(
             request, partial(_prompts, engine.model, body, settings.max_queued_tokens)

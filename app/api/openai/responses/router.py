@@ -48,9 +48,7 @@ async def refuse_upgrade(request: Request) -> Response:
 async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Respond to items of input; with `stream: true` as server-sent events."""
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
-        engine = await engine_for(
-            request, body.model, priority=body.queue_priority, is_streamed=body.stream
-        )
+        engine = await engine_for(request, body.model, is_streamed=body.stream)
         with _own_names():
             resolved = await resolve(request, body)
             chat = await prepared(request, partial(resolved.prepare, engine.model))

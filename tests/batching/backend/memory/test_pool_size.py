@@ -175,3 +175,21 @@ def test_a_pool_with_windows_takes_no_more_than_fits(
         assert size == 1024 or block.of(size) <= free * MIB // 2 < block.of(size + 1)
     with pytest.raises(PoolTooLarge, match="which hold"):
         size_and_note(monkeypatch, 50, block=block, num_blocks=4096)
+
+
+def test_a_pool_takes_no_more_than_other_models_leave_to_it_but_the_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("batching.backend.memory.pool_size.free_memory", lambda: 20_000 * MIB)
+    monkeypatch.setattr("batching.backend.memory.pool_size.bytes_within", lambda _: 0)
+    block = BlockBytes(BYTES_PER_BLOCK)
+
+    def granted(num_mib: int, **changes: Any) -> int:
+        config = EngineConfig(model="m", model_id="m", **changes)
+        return pool_size(config, block, CONTEXT, granted=num_mib * MIB).num_blocks
+
+    assert granted(1400) == 100
+    assert granted(-5) == 32
+    # With `auto` it takes all of that.
+    assert granted(1400, max_blocks=None) == 200
+    assert granted(70, num_blocks=64) == 64
