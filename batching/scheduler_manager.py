@@ -321,7 +321,8 @@ class SchedulerManager:
                 self._residency.failed(model_id, error.with_traceback(None), now)
             except BaseException as error:
                 logger.exception("%s cannot be loaded", model_id)
-                reason = ModelLoadError(f"cannot load {model_id}: {type(error).__name__}")
+                what = str(error) or type(error).__name__
+                reason = ModelLoadError(f"cannot load {model_id}: {what}")
                 self._residency.failed(model_id, reason, now)
             else:
                 self._engines[model_id] = engine

@@ -42,7 +42,7 @@ class EngineSettings(BaseSettings):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Most GiB for weights and KV caches of all models. Empty is the memory of the device.",
+        description="Most GiB for weights and KV caches of all models. Empty is what is free at the start.",
     )
     idle_unload: float | None = Field(
         default=None,

@@ -361,3 +361,20 @@ def test_a_request_that_leaves_as_it_is_answered_holds_nothing() -> None:
     manager.close(20)
     waiting.close()
     refused.close()
+
+
+def test_a_model_of_which_nothing_is_known_is_measured_again_and_by_its_load() -> None:
+    asked: list[str] = []
+
+    def unknown(config: EngineConfig) -> None:
+        asked.append(config.model_id)
+
+    manager, _ = manager_of(need=unknown)
+    for _ in range(2):
+        manager.measure("first")
+        assert not manager.is_measured("first")
+    manager.get("first")
+    assert manager.is_measured("first")
+    manager.measure("first")
+    assert asked == ["first"] * 3
+    manager.close()

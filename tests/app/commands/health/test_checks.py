@@ -277,7 +277,10 @@ class TestSelfTest:
 
     @pytest.mark.parametrize(
         ("error", "text"),
-        [(ModelLoadError("it does\nnot fit"), "it does not fit"), (MemoryError(), "MemoryError")],
+        [
+            (ModelLoadError("it does\nnot fit"), "it does not fit"),
+            (MemoryError(), "cannot load smollm2-135m-instruct: MemoryError"),
+        ],
     )
     def test_a_model_that_cannot_be_loaded_is_bad(
         self, error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
