@@ -58,6 +58,8 @@ OPERATIONS: Final = [
     "POST /detokenize",
     "GET /v1/models",
     "GET /v1/models/{model_id}",
+    "POST /models/load",
+    "POST /models/unload",
     "GET /health",
     "GET /ready",
     "GET /metrics",
