@@ -315,6 +315,24 @@ class TestWatchdog:
         assert "has not ended" in first
         assert second == "the engine is healthy again"
 
+    async def test_a_step_that_does_not_end_fails_the_streams_of_all_models(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One thread runs all of them: the default is not even loaded."""
+        async with served_endlessly(model_ids=("a", "b")) as server:
+            watchdog = Watchdog(server.service, on_failure=lambda: None)
+            waiting = asyncio.create_task(server.chat(model="b"))
+            await asyncio.to_thread(server.gate.reached.wait)
+            engines = server.manager.engines
+            assert [engine.model.model_id for engine in engines] == ["b"]
+            engines[0]._step_timeout = 0.0
+            watchdog.check()
+            response = await waiting
+            health = await server.client.get("/health")
+        assert response.json()["error"]["code"] == "engine_stalled"
+        assert health.status_code == 503
+        assert health.json()["error"]["message"].startswith("b: a step of the model has not ended")
+
     async def test_it_checks_every_second_and_reports_the_lag_of_the_loop(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
