@@ -253,7 +253,10 @@ def test_another_model_since_the_page_was_opened_is_found(visit: Visit) -> None:
     visit.page.evaluate("localStorage.setItem('settings', '{\"model\": \"of before\"}')")
     # It would say so at once.
     visit.page.route("**/models/sse", lambda route: route.abort())
-    visit.page.route("**/v1/models", lambda route: route.abort(), times=1)
+    # The list comes only once the message is sent.
+    asked: list[str] = []
+    visit.page.route("**/v1/models", lambda r: r.continue_() if asked else r.abort())
+    visit.page.on("request", lambda r: asked.append(r.url) if r.method == "POST" else None)
     visit.page.reload()
     visit.ask("[[say Hi]]")
     expect(visit.fault).to_contain_text("The model 'of before' does not exist here.")
