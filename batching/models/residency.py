@@ -232,15 +232,6 @@ class Residency:
         self._drain(now)
         return [*answers, *self._cancels(), *self._next_load(now), *self._closes()]
 
-    def wake_at(self, now: float) -> float | None:
-        """Return when `actions` may return something although nothing has happened; None is never."""
-        times = [self.expires(model_id) for model_id in self._models]
-        if self._waiting():
-            loaded = (m for m in self._models.values() if m.state is ModelState.LOADED)
-            times += [m.changed + self._min_resident for m in loaded]
-        later = [at for at in times if at is not None and at > now]
-        return min(later, default=None)
-
     def _answers(self, now: float) -> Iterator[Action]:
         """Grant what is loaded, refuse what cannot be."""
         for model in self._models.values():

@@ -93,7 +93,6 @@ def test_models_that_do_not_fit_together_take_turns_and_stay_a_while() -> None:
     ask(made, "b", 1.0)
     # Requests still get a model that is loaded, until it has stayed long enough.
     assert made.actions(1.0) == []
-    assert made.wake_at(1.0) == STAY
     late = ask(made, "a", 2.0)
     assert made.actions(2.0) == [Grant(late)]
     assert made.actions(STAY) == []
@@ -236,7 +235,6 @@ def test_pinned_models_do_not_expire() -> None:
         load(made, model_id)
         made.release(model_id, 0.0)
     assert (made.expires("pinned"), made.expires("a")) == (None, 1.0)
-    assert made.wake_at(0.5) == 1.0
     assert named(made.actions(1.0)) == ["Close a"]
     made.closed("a", 1.0)
     load(made, "b", 1.0)
