@@ -22,10 +22,11 @@ from batching.errors import (
     ModelNotFound,
     ModelTooLarge,
 )
+from batching.models.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
 from batching.models.lease import Lease, LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
-from batching.models.residency import Action, Begin, Cancel, Close, Grant, Refuse, Residency, Waiter
+from batching.models.residency import Residency
 from batching.models.served_model import ServedModel
 from batching.steps.observer import EngineObserver, Observers
 

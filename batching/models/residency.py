@@ -1,105 +1,18 @@
 """Decides which models are loaded: who may use one, who waits for one, and what makes room for it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from batching.errors import EngineClosed, ModelTooLarge
+from batching.models.actions import Action, Cancel, Close, Grant, Refuse, Waiter
 from batching.models.ledger import Ledger
-from batching.models.model_state import TRANSITIONS, MemoryNeed, ModelState
+from batching.models.model_state import MemoryNeed, ModelState
+from batching.models.room import Room
+from batching.models.tracked_model import TrackedModel
 
 # Seconds after a failed load in which the model's requests get its error without another try.
 RETRY_INTERVAL: Final = 5.0
-_UNKNOWN: Final = MemoryNeed()
-
-
-class Begin(NamedTuple):
-    """Load a model, in at most so many bytes."""
-
-    model_id: str
-    num_bytes: int
-
-
-class Cancel(NamedTuple):
-    """End a load that no request waits for any more."""
-
-    model_id: str
-
-
-class Close(NamedTuple):
-    """Unload a model that serves no requests."""
-
-    model_id: str
-
-
-@dataclass(eq=False, slots=True)
-class Waiter:
-    """A request for a model, until it is granted, refused or has left.
-
-    due_time: the waiter with the earliest one is first; see `PriorityQueueWithAging`.
-    token: what the caller knows it by.
-    is_best_effort: it waits behind all others, and no model in use makes room for it.
-    """
-
-    model_id: str
-    due_time: float
-    token: Any = None
-    is_best_effort: bool = False
-
-
-class Grant(NamedTuple):
-    """Let a waiter use its model, which is loaded; `release` ends the use."""
-
-    waiter: Waiter
-
-
-class Refuse(NamedTuple):
-    waiter: Waiter
-    error: BaseException
-
-
-Action = Begin | Cancel | Close | Grant | Refuse
-
-
-@dataclass(slots=True)
-class _Model:
-    model_id: str
-    # None until it is known.
-    own_need: MemoryNeed | None
-    is_pinned: bool
-    idle_unload: float
-    state: ModelState = ModelState.UNLOADED
-    error: BaseException | None = None
-    waiters: list[Waiter] = field(default_factory=list)
-    num_leases: int = 0
-    # Of the load, or the close, that is under way.
-    is_cancelled: bool = False
-    is_closing: bool = False
-    # It is to drain.
-    is_unwanted: bool = False
-    # Seconds: since when it is loaded or has failed, and when it was last used.
-    changed: float = -inf
-    used: float = -inf
-    num_changes: int = 0
-
-    @property
-    def need(self) -> MemoryNeed:
-        return self.own_need or _UNKNOWN
-
-    def move_to(self, state: ModelState, now: float) -> None:
-        assert state in TRANSITIONS[self.state], f"{self.model_id}: {self.state} -> {state}"
-        self.state, self.changed = state, now
-        self.num_changes += 1
-
-    @property
-    def order(self) -> tuple[bool, float]:
-        """The order of loads: the first waiter's due time, best-effort ones last."""
-        return min((waiter.is_best_effort, waiter.due_time) for waiter in self.waiters)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.num_leases and not self.waiters
 
 
 class Residency:
@@ -125,8 +38,8 @@ class Residency:
     def __init__(self, capacity: int, min_resident: float) -> None:
         """capacity: bytes of all models together."""
         self.ledger = Ledger(capacity)
-        self._min_resident = min_resident
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, TrackedModel] = {}
+        self._room = Room(self._models, self.ledger, min_resident)
         self._is_ended = False
 
     def add(
@@ -139,7 +52,7 @@ class Residency:
     ) -> None:
         """Know a model, which is not loaded; what it needs can be told later, before it is asked for."""
         idle = inf if idle_unload is None else idle_unload
-        self._models[model_id] = _Model(model_id, need, is_pinned, idle)
+        self._models[model_id] = TrackedModel(model_id, need, is_pinned, idle)
 
     def measured(self, model_id: str, need: MemoryNeed) -> None:
         """Record what a model needs."""
@@ -230,7 +143,9 @@ class Residency:
         """Return what is to be done now; each action is returned once."""
         answers = [*self._answers(now)]
         self._drain(now)
-        return [*answers, *self._cancels(), *self._next_load(now), *self._closes()]
+        cancels = [*self._cancels()]
+        load = self._room.next_load(now)
+        return [*answers, *cancels, *([] if load is None else [load]), *self._closes()]
 
     def _answers(self, now: float) -> Iterator[Action]:
         """Grant what is loaded, refuse what cannot be."""
@@ -244,7 +159,7 @@ class Residency:
                     model.num_leases += 1
                     yield Grant(waiter)
 
-    def _refusal(self, model: _Model, now: float) -> BaseException | None:
+    def _refusal(self, model: TrackedModel, now: float) -> BaseException | None:
         if self._is_ended:
             return EngineClosed()
         if model.state is ModelState.FAILED and now - model.changed < RETRY_INTERVAL:
@@ -257,13 +172,13 @@ class Residency:
             return ModelTooLarge(model.model_id, model.need.least, most, pinned)
         return None
 
-    def _pinned_bytes(self, model: _Model) -> int:
+    def _pinned_bytes(self, model: TrackedModel) -> int:
         return max(self.ledger.of(model.model_id), model.need.least) if model.is_pinned else 0
 
     def _cancels(self) -> Iterator[Action]:
         for model in self._models.values():
-            is_wanted = bool(model.waiters) and not self._is_ended
-            if model.state is ModelState.LOADING and not is_wanted and not model.is_cancelled:
+            is_loading = model.state is ModelState.LOADING and not model.is_cancelled
+            if is_loading and not model.waiters:
                 model.is_cancelled = True
                 yield Cancel(model.model_id)
 
@@ -281,71 +196,3 @@ class Residency:
             if has_drained and not model.is_closing:
                 model.is_closing = True
                 yield Close(model.model_id)
-
-    def _next_load(self, now: float) -> Iterator[Action]:
-        """Begin the load of the model that is due first, if there is room; make room otherwise.
-
-        While it waits for room, another one may begin that leaves it what it will need.
-        """
-        waiting = sorted(self._waiting(), key=lambda m: m.order)
-        if not waiting or self._in(ModelState.LOADING) or self._is_ended:
-            self._keep_what_drains(now, is_needed=bool(waiting))
-            return
-        first, *others = waiting
-        num_bytes = self._room_for(first, now)
-        if num_bytes is not None:
-            yield self._begin(first, num_bytes, now)
-            return
-        spare = self.ledger.free - max(0, first.need.least - self._coming())
-        for model in others:
-            if model.own_need is not None and model.need.least <= spare:
-                yield self._begin(model, min(model.need.wanted, spare), now)
-                return
-
-    def _begin(self, model: _Model, num_bytes: int, now: float) -> Begin:
-        model.move_to(ModelState.LOADING, now)
-        self.ledger.reserve(model.model_id, num_bytes)
-        return Begin(model.model_id, num_bytes)
-
-    def _keep_what_drains(self, now: float, *, is_needed: bool) -> None:
-        for model in self._in(ModelState.DRAINING):
-            if model.num_leases and not (is_needed or model.is_unwanted):
-                model.move_to(ModelState.LOADED, now)
-
-    def _coming(self) -> int:
-        """Return the bytes of the models that drain."""
-        return sum(self.ledger.of(m.model_id) for m in self._in(ModelState.DRAINING))
-
-    def _waiting(self) -> list[_Model]:
-        """Return the models that are asked for and could be loaded."""
-        return [m for m in self._in(ModelState.UNLOADED, ModelState.FAILED) if m.waiters]
-
-    def _in(self, *states: ModelState) -> list[_Model]:
-        return [m for m in self._models.values() if m.state in states]
-
-    def _room_for(self, wanted: _Model, now: float) -> int | None:
-        """Return the bytes that a load may take, or let other models drain until there is room.
-
-        Idle models go for all that is wanted, models in use for the least of it only.
-        """
-        need, free = wanted.need, self.ledger.free
-        for model in self._evictable(now):
-            enough = need.wanted if model.is_idle else need.least
-            is_spared = not model.is_idle and wanted.order[0]
-            if free + self._coming() >= enough or is_spared:
-                break
-            model.move_to(ModelState.DRAINING, now)
-        if free >= need.wanted:
-            return need.wanted
-        # Those without leases leave in a moment.
-        is_all = all(m.num_leases for m in self._in(ModelState.DRAINING))
-        return free if free >= need.least and is_all else None
-
-    def _evictable(self, now: float) -> list[_Model]:
-        """Return the models that may make room: idle ones first, and of these the least recently used."""
-        stayed = [
-            m
-            for m in self._in(ModelState.LOADED)
-            if not m.is_pinned and now - m.changed >= self._min_resident
-        ]
-        return sorted(stayed, key=lambda m: (not m.is_idle, m.used))
