@@ -113,11 +113,6 @@ class SchedulerManager:
         """The served models; the first one is the default."""
         return tuple(self._models.values())
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that clients may use: ids and aliases."""
-        return tuple(self._names)
-
     def resolve(self, name: str) -> str:
         """Return the id of the model with this id or alias.
 

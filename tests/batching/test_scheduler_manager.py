@@ -105,7 +105,6 @@ def test_an_unknown_model_is_not_found_and_the_nearest_names_are_told() -> None:
 def test_an_alias_is_a_name_of_its_model() -> None:
     model = ServedModel(config=CONFIGS[0], aliases=("gpt-4o",))
     manager, builder = manager_of(model)
-    assert manager.names == ("gpt-4o", "first")
     assert manager.get("gpt-4o") is manager.loaded("first") is manager.loaded("gpt-4o")
     assert builder.built == ["first"]
     assert manager.models == (model,)
