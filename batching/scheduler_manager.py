@@ -24,6 +24,7 @@ from batching.errors import (
 )
 from batching.models.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
 from batching.models.lease import Lease, LeaseRequest
+from batching.models.listeners import Listeners
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
 from batching.models.residency import Residency
@@ -45,6 +46,7 @@ class SchedulerManager:
     happened.  All methods may be called from any thread and none waits, except `get` and `close`.
 
     is_closed: no more models are loaded.
+    listeners: they are told of every change of a model's state, and of the end.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class SchedulerManager:
         self._engines: dict[str, AsyncEngine] = {}
         self._loads: dict[str, Load] = {}
         self._need = need
-        self._listeners: list[Callable[[], object]] = []
+        self.listeners = Listeners()
         # The changes of states that the listeners know.
         self._num_changes = 0
         self._check_pinned()
@@ -206,20 +208,6 @@ class SchedulerManager:
         with self._lock:
             self._advance()
 
-    def listen(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call a function after every change of a model's state, and at the end; return what ends that.
-
-        It is called in any thread, and must not wait.
-        """
-        with self._lock:
-            self._listeners.append(listener)
-
-        def end() -> None:
-            with self._lock:
-                self._listeners.remove(listener)
-
-        return end
-
     @property
     def unhealthy_reason(self) -> str | None:
         """Why no model can be loaded, as a message for the operator; None while the MLX thread runs."""
@@ -246,7 +234,7 @@ class SchedulerManager:
             self.is_closed = True
             self._residency.end()
             self._advance()
-            self._tell_listeners()
+            self.listeners.tell()
         self._thread.stop(timeout)
 
     def _leave(self, request: LeaseRequest) -> None:
@@ -266,11 +254,7 @@ class SchedulerManager:
                 self._do(action)
         if self._num_changes != self._residency.num_changes:
             self._num_changes = self._residency.num_changes
-            self._tell_listeners()
-
-    def _tell_listeners(self) -> None:
-        for listener in [*self._listeners]:
-            listener()
+            self.listeners.tell()
 
     def _do(self, action: Action) -> None:
         match action:
@@ -279,7 +263,8 @@ class SchedulerManager:
             case Cancel(model_id):
                 self._loads[model_id].cancel()
             case Close(model_id):
-                self._end(model_id)
+                ended = self._engines.pop(model_id).end()
+                ended.add_done_callback(lambda _: self._has_ended(model_id))
             case Grant(Waiter(model_id, token=future)):
                 lease = Lease(self._engines[model_id], partial(self._release, model_id))
                 if future.set_running_or_notify_cancel():
@@ -324,10 +309,6 @@ class SchedulerManager:
                 self._engines[model_id] = engine
                 self._residency.loaded(model_id, engine.memory.total, now)
             self._advance()
-
-    def _end(self, model_id: str) -> None:
-        ended = self._engines.pop(model_id).end()
-        ended.add_done_callback(lambda _: self._has_ended(model_id))
 
     def _has_ended(self, model_id: str) -> None:
         with self._lock:

@@ -180,7 +180,7 @@ def test_a_load_that_every_request_has_left_ends_and_is_seen_while_it_runs() -> 
         if changes[-1] is ModelState.UNLOADED:
             cancelled.set()
 
-    end = manager.listen(listener)
+    end = manager.listeners.add(listener)
     for request in requests:
         assert states(manager)[0] is ModelState.LOADING
         request.close()

@@ -235,7 +235,7 @@ class Served:
     async def until(self, state: ModelState, model_id: str = MODEL_ID) -> None:
         """Wait until a model is in this state."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
-        end = self.manager.listen(lambda: loop.call_soon_threadsafe(changed.set))
+        end = self.manager.listeners.add(lambda: loop.call_soon_threadsafe(changed.set))
         while state not in (s.state for s in self.manager.statuses() if s.model_id == model_id):
             await changed.wait()
             changed.clear()

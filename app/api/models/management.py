@@ -90,7 +90,7 @@ class ModelChanges:
             with suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(self._changed.set)
 
-        self._end: Callable[[], None] | None = manager.listen(notify)
+        self._end: Callable[[], None] | None = manager.listeners.add(notify)
 
     def close(self) -> None:
         """Listen no more; may be called repeatedly."""
