@@ -20,7 +20,6 @@ from batching.errors import (
     EngineStopped,
     ModelLoadError,
     ModelNotFound,
-    ModelTooLarge,
 )
 from batching.models.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
 from batching.models.lease import Lease, LeaseRequest
@@ -91,19 +90,10 @@ class SchedulerManager:
         self.listeners = Listeners()
         # The changes of states that the listeners know.
         self._num_changes = 0
-        self._check_pinned()
-
-    def _check_pinned(self) -> None:
-        """Raise ModelTooLarge if the pinned models do not fit together."""
-        pinned = 0
-        for model in self._models.values():
-            if model.is_pinned:
-                self.measure(model.model_id)
-                need = self._residency.need(model.model_id) or MemoryNeed()
-                left = self._residency.ledger.capacity - pinned
-                if need.least > left:
-                    raise ModelTooLarge(model.model_id, need.least, left, pinned)
-                pinned += need.least
+        pinned = [model.model_id for model in served if model.is_pinned]
+        for model_id in pinned:
+            self.measure(model_id)
+        self._residency.ledger.check({name: self._residency.need(name) for name in pinned})
 
     @property
     def model_ids(self) -> tuple[str, ...]:

@@ -1,5 +1,10 @@
 """The bytes of all models: reserved before a load, settled after it."""
 
+from collections.abc import Mapping
+
+from batching.errors import ModelTooLarge
+from batching.models.model_state import MemoryNeed
+
 
 class Ledger:
     """An account of the device's memory: no more is given away than there is.
@@ -23,6 +28,15 @@ class Ledger:
     def of(self, model_id: str) -> int:
         """Return the bytes of a model; 0 if it has none."""
         return self._entries.get(model_id, 0)
+
+    def check(self, needs: Mapping[str, MemoryNeed | None]) -> None:
+        """Raise ModelTooLarge if models do not fit together; None is a need that is not known."""
+        total = 0
+        for model_id, need in needs.items():
+            least = 0 if need is None else need.least
+            if total + least > self.capacity:
+                raise ModelTooLarge(model_id, least, self.capacity - total, total)
+            total += least
 
     def reserve(self, model_id: str, num_bytes: int) -> None:
         assert model_id not in self._entries, "a model is reserved once"
