@@ -18,6 +18,7 @@ class Hub:
 
     refusals: for a repository the status and code with which all of it is refused.
     cut: for a file after how many bytes a connection breaks, each time that it is asked for.
+    stalls: for a file after how many bytes a connection stalls, until `released`; `stalled` tells that it does.
     altered: for a file what is sent in place of its content; checksums are those of the content.
     asked: method, path and range of each request for a file's content.
     """
@@ -25,6 +26,9 @@ class Hub:
     repositories: dict[str, Mapping[str, bytes]] = field(default_factory=dict)
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     cut: dict[str, list[int]] = field(default_factory=dict)
+    stalls: dict[str, int] = field(default_factory=dict)
+    stalled: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
     altered: dict[str, bytes] = field(default_factory=dict)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
@@ -45,6 +49,7 @@ def running_hub() -> Iterator[Hub]:
         try:
             yield hub
         finally:
+            hub.released.set()
             server.shutdown()
             thread.join()
 
@@ -94,7 +99,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_info(repository, files)
 
     def _send_info(self, repository: str, files: Mapping[str, bytes]) -> None:
-        siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+        siblings = [
+            {"rfilename": entry["path"], **entry}
+            for entry in (_entry(*item) for item in files.items())
+        ]
         commit = self.hub.commit(repository)
         self._send_json({"id": repository, "sha": commit, "siblings": siblings})
 
@@ -136,9 +144,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_content(name, content[start:])
 
     def _send_content(self, name: str, content: bytes) -> None:
-        cuts = self.hub.cut.get(name)
-        if not cuts:
+        if stall := self.hub.stalls.pop(name, None):
+            self.wfile.write(content[:stall])
+            self.hub.stalled.set()
+            self.hub.released.wait()
+            self.close_connection = True
+        elif cuts := self.hub.cut.get(name):
+            self.wfile.write(content[: cuts.pop(0)])
+            self.close_connection = True
+        else:
             self.wfile.write(content)
-            return
-        self.wfile.write(content[: cuts.pop(0)])
-        self.close_connection = True

@@ -1,6 +1,8 @@
 """Downloads repositories into the hub's cache, checks them, and deletes them."""
 
 import shutil
+from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -8,32 +10,26 @@ from huggingface_hub import HfApi, constants, snapshot_download
 
 from app.commands.errors import CommandError
 from app.commands.store.found import cached_repositories
-from app.commands.store.hub import Repository, endpoint, told
+from app.commands.store.hub import RemoteFile, Repository, endpoint, told
+from app.commands.store.partial_files import arrived_bytes, can_resume, resume
 from batching import hub_files
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
-# The client keeps whole files, and begins one again that was cut off when the process ended.
 _FILES_AT_ONCE: Final = 2
 # What the file system may need beside the files.
 _SPARE: Final = 1 << 20
 
 
 def bytes_to_fetch(repository: Repository) -> int:
-    """Return the bytes of files that are not in the cache yet."""
-    present = _present_files(repository)
-    return sum(file.size for file in repository.files if file.name not in present)
+    """Return the bytes that are not in the cache yet."""
+    return sum(file.size - arrived_bytes(repository, file) for file in _missing_files(repository))
 
 
-def _present_files(repository: Repository) -> set[str]:
-    folder = _snapshot(repository)
-    return {file.name for file in repository.files if (folder / file.name).is_file()}
-
-
-def _snapshot(repository: Repository) -> Path:
-    name = f"models--{repository.repo_id.replace('/', '--')}"
-    return Path(constants.HF_HUB_CACHE, name, "snapshots", repository.commit)
+def _missing_files(repository: Repository) -> list[RemoteFile]:
+    folder = repository.folder / "snapshots" / repository.commit
+    return [file for file in repository.files if not (folder / file.name).is_file()]
 
 
 def check_space(num_bytes: int) -> None:
@@ -55,18 +51,29 @@ def check_space(num_bytes: int) -> None:
 def download(repository: Repository) -> Path:
     """Download what is missing of a repository; what has arrived before is kept.
 
+    Large files come last, one by one, so that a repository which is cut off is listed and can be deleted.
+
     Raises:
         CommandError: the hub has not given it, or the disk is full.
     """
     with told(repository.repo_id):
-        return Path(
-            snapshot_download(
-                repository.repo_id,
-                allow_patterns=hub_files(),
-                endpoint=endpoint(),
-                max_workers=_FILES_AT_ONCE,
-            )
-        )
+        large = [file for file in _missing_files(repository) if can_resume(file)]
+        if large:
+            _download_all(repository, but=large)
+        for file in large:
+            resume(repository, file)
+        # Links them.
+        return Path(_download_all(repository))
+
+
+def _download_all(repository: Repository, but: Sequence[RemoteFile] = ()) -> str:
+    return snapshot_download(
+        repository.repo_id,
+        allow_patterns=hub_files(),
+        ignore_patterns=[escape(file.name) for file in but],
+        endpoint=endpoint(),
+        max_workers=_FILES_AT_ONCE,
+    )
 
 
 def verify(repository: Repository) -> int:

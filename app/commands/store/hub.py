@@ -30,8 +30,11 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RemoteFile(NamedTuple):
+    """A file of a repository; sha256 is None for those that git itself keeps, which are small."""
+
     name: str
     size: int
+    sha256: str | None
 
 
 class Repository(NamedTuple):
@@ -44,6 +47,11 @@ class Repository(NamedTuple):
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files)
+
+    @property
+    def folder(self) -> Path:
+        """Return where the hub's cache keeps it."""
+        return Path(constants.HF_HUB_CACHE, f"models--{self.repo_id.replace('/', '--')}")
 
 
 def endpoint() -> str:
@@ -62,7 +70,9 @@ def ask(repo_id: str) -> Repository:
     with told(repo_id):
         info = HfApi(endpoint=endpoint()).model_info(repo_id, files_metadata=True)
     files = tuple(
-        RemoteFile(sibling.rfilename, sibling.size or 0)
+        RemoteFile(
+            sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None
+        )
         for sibling in info.siblings or ()
         if any(fnmatch(sibling.rfilename, pattern) for pattern in hub_files())
     )
@@ -124,15 +134,15 @@ def told(repo_id: str) -> Iterator[None]:
         if not _is_of_connection(error):
             raise
         raise CommandError(
-            f"no connection to {endpoint()}: {_first_line(error)}; files that are whole are kept"
+            f"no connection to {endpoint()}: {_first_line(error)}; what has arrived is kept"
         ) from None
 
 
 def _of_system(repo_id: str, error: OSError) -> str:
     if error.errno in _NO_SPACE:
         return (
-            f"the disk of {constants.HF_HUB_CACHE} is full; files that are whole are kept, and the same command "
-            "fetches the others once there is room"
+            f"the disk of {constants.HF_HUB_CACHE} is full; what has arrived is kept, and the same command "
+            "fetches the rest once there is room"
         )
     reason = error.strerror or _first_line(error)
     return f"{repo_id} cannot be downloaded: {reason}"

@@ -1,22 +1,29 @@
 """`models pull` and `models rm`, against a hub that stands in."""
 
 import errno
+import hashlib
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 
 from app.commands.parser import main
+from app.commands.store.download import download
+from app.commands.store.hub import ask
 from tests.support.hub import Hub
 from tests.support.hub_cache import hub_of, use_cache
 from tests.support.local_models import model_files, safetensors
 
+ROOT: Final = Path(__file__).parents[4]
 NAME: Final = "org/model"
 WEIGHTS: Final = "model.safetensors"
 
@@ -115,6 +122,60 @@ def test_a_connection_that_breaks_is_resumed_where_it_broke(
     assert content == hub.repositories[NAME][WEIGHTS]
 
 
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are large enough to be resumed."""
+    monkeypatch.setattr("app.commands.store.partial_files._LARGE", 1000)
+
+
+PULL: Final = """
+import sys
+from huggingface_hub import constants
+constants.DOWNLOAD_CHUNK_SIZE = 1000
+from app.commands.parser import main
+from app.commands.store import partial_files
+partial_files._LARGE = 1000
+main(["models", "pull", sys.argv[1]])
+"""
+
+
+def test_a_pull_that_was_killed_goes_on_within_the_file(
+    hub: Hub, cache: Path, large: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.stalls[WEIGHTS] = 4000
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_CACHE": str(cache)}
+    with subprocess.Popen([sys.executable, "-c", PULL, NAME], env=variables) as process:
+        assert hub.stalled.wait(60)
+        (part,) = (cache / "models--org--model" / "blobs").glob("*.part")
+        while part.stat().st_size < 3000:
+            assert process.poll() is None
+        process.kill()
+    arrived = part.stat().st_size
+    hub.asked.clear()
+    assert pull() == 0
+    assert re.search(r", of which [34] KiB are here", capsys.readouterr().err)
+    assert hub.asked == [(WEIGHTS, f"bytes={arrived}-")]
+    assert (snapshot(cache, hub) / WEIGHTS).read_bytes() == hub.repositories[NAME][WEIGHTS]
+    assert not part.exists()
+
+
+def test_two_pulls_at_once_download_a_file_once(hub: Hub, cache: Path, large: None) -> None:
+    with ThreadPoolExecutor() as pool:
+        assert len(set(pool.map(download, [ask(NAME)] * 2))) == 1
+    assert [asked for asked in hub.asked if asked[0] == WEIGHTS] == [(WEIGHTS, None)]
+
+
+def test_a_part_that_is_damaged_is_told_by_its_checksum(
+    hub: Hub, cache: Path, large: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blobs = cache / "models--org--model" / "blobs"
+    blobs.mkdir(parents=True)
+    digest = hashlib.sha256(hub.repositories[NAME][WEIGHTS]).hexdigest()
+    (blobs / f"{digest}.part").write_bytes(b"x" * 2000)
+    assert answer(capsys, "pull", NAME).error.startswith(f"the checksum of {WEIGHTS} is wrong")
+    assert pull() == 0
+
+
 def test_a_pull_that_failed_goes_on_with_what_is_missing(
     hub: Hub, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,7 +237,7 @@ def test_a_disk_without_room_is_told_before_anything_is_downloaded(
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
-        (errno.ENOSPC, "is full; files that are whole are kept, and the same command fetches"),
+        (errno.ENOSPC, "is full; what has arrived is kept, and the same command fetches the rest"),
         (errno.EACCES, "org/model cannot be downloaded: Permission denied"),
     ],
 )
