@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from app.commands.conversation.answer import Answer, receive
+from app.commands.conversation.interrupts import Interrupts
 from app.commands.conversation.lines import MessageReader
 from app.commands.conversation.screen import Screen
 from app.commands.errors import CommandError, RequestFailed
@@ -49,18 +50,22 @@ class Session:
     def run(self) -> None:
         """Answer messages until the user leaves."""
         self._screen.show_note(f"{self._model} at {self._server.url}; /help lists commands")
-        while not self._is_over:
-            try:
-                if message := self._reader.read_message():
-                    self._answer(message)
-            except KeyboardInterrupt:
-                self._screen.show_line()
-            except EOFError:
-                self._screen.show_line()
-                return
+        interrupts = Interrupts()
+        with interrupts.handled():
+            while not self._is_over:
+                try:
+                    with interrupts.expected():
+                        self._answer(self._reader.read_message())
+                except KeyboardInterrupt:
+                    self._screen.show_line()
+                except EOFError:
+                    self._screen.show_line()
+                    return
 
     def _answer(self, message: str) -> None:
         found = _COMMAND.fullmatch(message)
+        if not message:
+            return
         if found is None:
             self._ask(message)
         elif command := _COMMANDS.get(found[1]):

@@ -88,6 +88,18 @@ def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(server: TalkingServ
     assert turns(server)[1] == ["Count", "half", "Why?"]
 
 
+def test_ctrl_c_that_is_pressed_again_and_again_does_not_end_the_conversation(
+    server: TalkingServer,
+) -> None:
+    server.answers += [Stream([text_chunk("half")], is_open=True), says("Well.")]
+
+    def press(text: str) -> None:
+        if text in ("half", "\n") or "stopped" in text:
+            signal.raise_signal(signal.SIGINT)
+
+    assert "Well." in talk(server, "Count", "Why?", out=Terminal(press))
+
+
 def test_a_question_without_an_answer_is_forgotten(server: TalkingServer) -> None:
     refused = Stream(['{"error": {"message": "full"}}'], status=503)
     server.answers += [refused, says("Yes.", finish_reason="length")]
