@@ -1,6 +1,6 @@
 """The FastAPI application: creates the parts of the server and connects them."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -19,7 +19,6 @@ from app.api.openai.embeddings import router as embeddings
 from app.api.openai.files import router as files
 from app.api.openai.responses import router as responses, stored_router as stored_responses
 from app.api.ops import docs, events, health, metrics as metrics_endpoint
-from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.scoring import router as scoring
 from app.api.vllm import server_info, tokenize
 from app.batches.batch_run import BatchServices
@@ -133,8 +132,7 @@ def _public_app(service: ServerState) -> FastAPI:
     pages = load_pages() if service.settings.web else {}
     # Before an API's own `HEAD /`.
     app.include_router(page_router(pages))
-    for endpoint in _ENDPOINTS:
-        app.include_router(endpoint.router, responses=ERROR_RESPONSES)
+    _add_endpoints(app, _ENDPOINTS)
     _add_middleware(app, service, open_paths=pages)
     return app
 
@@ -144,8 +142,13 @@ def _add_line_endpoints(lines: FastAPI, service: ServerState) -> None:
     register_handlers(lines)
     lines.add_middleware(RequestLifetime)
     lines.add_middleware(RequestContextMiddleware, in_flight=service.in_flight)
-    for endpoint in dict.fromkeys(BATCH_ENDPOINTS.values()):
-        lines.include_router(endpoint.router)
+    _add_endpoints(lines, dict.fromkeys(BATCH_ENDPOINTS.values()))
+
+
+def _add_endpoints(app: FastAPI, endpoints: Iterable[ModuleType]) -> None:
+    """Add routes as they are: `include_router` would make them again, within the first request."""
+    for endpoint in endpoints:
+        app.router.routes.extend(endpoint.router.routes)
 
 
 def _batch_runner(

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 
 from app.api.models.cards import status_object
 from app.api.models.schemas import Accepted, ModelName
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import client_of, measured
 from app.api.sse import EventStream
 from app.http.errors.rejections import Forbidden, Unavailable
@@ -23,7 +24,7 @@ from batching import ModelState, SchedulerManager
 INTERVAL: Final = 0.25
 MAX_LISTENERS: Final = 16
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
 
 @router.post("/models/load")

@@ -6,10 +6,11 @@ from fastapi import APIRouter, Request
 
 from app.api.models.cards import card
 from app.api.models.schemas import ModelCard, ModelList
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import client_of, prepared
 from app.server_state import server_state
 
-router = APIRouter()
+router = APIRouter(responses=ERROR_RESPONSES)
 
 
 # llama.cpp's path.

@@ -11,7 +11,9 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-router = APIRouter()
+from app.api.schemas.errors import ERROR_RESPONSES
+
+router = APIRouter(responses=ERROR_RESPONSES)
 
 # A part of the document.
 _Part = Mapping[str, Any]

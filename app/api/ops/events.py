@@ -4,6 +4,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request
 
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import client_of
 from app.api.sse import EventStream
 from app.http.errors.rejections import Forbidden, Unavailable
@@ -13,7 +14,7 @@ from app.settings import env_name
 
 MAX_WATCHERS: Final = 16
 
-router = APIRouter()
+router = APIRouter(responses=ERROR_RESPONSES)
 
 
 # Not in the schema: the response has no end.

@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter, Request
 
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.http.errors.rejections import Unavailable
 from app.server_state import server_state
 from batching import ModelState
 
-router = APIRouter()
+router = APIRouter(responses=ERROR_RESPONSES)
 
 
 @router.head("/health", include_in_schema=False)

@@ -2,12 +2,12 @@
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.schemas.errors import TEXT_RESPONSES
+from app.api.schemas.errors import ERROR_RESPONSES, TEXT_RESPONSES
 from app.observability.metrics.engine_gauges import EngineState
 from app.server_state import server_state
 from batching import AsyncEngine
 
-router = APIRouter()
+router = APIRouter(responses=ERROR_RESPONSES)
 
 
 @router.head("/metrics", include_in_schema=False)

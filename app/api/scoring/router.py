@@ -5,13 +5,14 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from app.api.openai.response_builder import new_id
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.scoring.request import RerankRequest, ScoreRequest
 from app.api.scoring.response import Ranking, ScoreList, ScoringUsage, ranked, score_list
 from app.api.scoring.scorer import Comparison, begin_scoring
 from app.api.serving import respond_whole, written
 from app.http.json_body import JsonRoute
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
 
 @router.post("/v1/score", response_model=ScoreList)

@@ -4,9 +4,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from app import __version__
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.server_state import server_state
 
-router = APIRouter()
+router = APIRouter(responses=ERROR_RESPONSES)
 
 
 class ServerVersion(BaseModel):

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from app.api.chat_template import run_with_template
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.logprobs import TokenBytes, token_name
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import NUMBER_BYTES, engine_for, prepared, take_ticket, written
 from app.api.vllm.schemas import (
     DetokenizeRequest,
@@ -21,7 +22,7 @@ from app.parsing.formats.model_format import message_format
 from app.prompts.render import chat_prompt, completion_prompt
 from batching import ModelInfo, check_token_ids
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)

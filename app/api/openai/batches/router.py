@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 
 from app.api.openai.batches.schemas import BatchList, BatchObject, BatchRequest
 from app.api.openai.files.router import own_file
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import client_of
 from app.http.errors.rejections import FilesTooLarge, NotFound, QuotaExceeded
 from app.http.json_body import JsonRoute
@@ -18,7 +19,7 @@ from app.storage.in_thread import in_thread
 from app.storage.quota import NoRoomForFile
 from batching import InvalidRequest
 
-router = APIRouter(route_class=JsonRoute, prefix="/v1/batches")
+router = APIRouter(route_class=JsonRoute, prefix="/v1/batches", responses=ERROR_RESPONSES)
 
 # The limit is for each key.
 _MAX_UNFINISHED: Final = 256

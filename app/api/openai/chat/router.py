@@ -12,7 +12,7 @@ from app.api.openai.chat.response_builder import ChatResponseBuilder
 from app.api.openai.response_builder import common_fields, new_id, respond
 from app.api.openai.schemas.sampling import check_num_choices
 from app.api.openai.schemas.tool_calling.tools import custom_names
-from app.api.schemas.errors import EVENT_RESPONSES
+from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, engine_for
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
@@ -21,7 +21,7 @@ from app.prompts.chat import PreparedChat, prepare_chat
 from app.server_state import server_state
 from batching import ModelInfo
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENT_RESPONSES)

@@ -12,7 +12,7 @@ from app.api.openai.completions.response import Completion
 from app.api.openai.completions.response_builder import CompletionResponseBuilder, PromptText
 from app.api.openai.response_builder import common_fields, new_id, respond
 from app.api.openai.schemas.sampling import check_num_choices
-from app.api.schemas.errors import EVENT_RESPONSES
+from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, engine_for, json_response, prepared, writer
 from app.generation.detokenizer import Detokenizer
 from app.generation.job import GenerationJob
@@ -23,7 +23,7 @@ from app.prompts.render import completion_prompt
 from app.server_state import server_state
 from batching import AsyncEngine, InvalidRequest, ModelInfo
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
 # Characters and tokens of all prompts, in all choices; in JSON a character has up to six bytes.
 MAX_ECHOED: Final = 1 << 22

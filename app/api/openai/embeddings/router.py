@@ -8,12 +8,13 @@ from app.api.openai.embeddings.request import EmbeddingRequest
 from app.api.openai.embeddings.response import EmbeddingList, embedding_list
 from app.api.openai.response_builder import new_id
 from app.api.pooling import begin_prompts, embeddings_of, input_reader, prompted
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import NUMBER_BYTES, admit, engine_for, prepared, respond_whole, written
 from app.http.json_body import JsonRoute
 from app.prompts.inputs import InputReader
 from batching import Embeddings, InvalidRequest, PoolingParams, SequenceSpec
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingList)

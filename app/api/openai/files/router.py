@@ -9,6 +9,7 @@ from starlette.responses import FileResponse
 
 from app.api.openai.files.schemas import UPLOAD_FORM, DeletedFile, FileList, FileObject
 from app.api.openai.files.upload import receive_file
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import client_of, written
 from app.http.errors.rejections import NotFound
 from app.http.errors.responses import CLIENT_CLOSED_REQUEST
@@ -19,7 +20,7 @@ from batching import InvalidRequest
 
 PATH: Final = "/v1/files"
 
-router = APIRouter()
+router = APIRouter(responses=ERROR_RESPONSES)
 
 _BINARY: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}

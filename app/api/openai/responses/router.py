@@ -15,7 +15,7 @@ from app.api.openai.responses.resolved_request import ResolvedRequest, new_respo
 from app.api.openai.responses.response_writer import ResponseWriter
 from app.api.openai.responses.run import ResponseRun, Save
 from app.api.openai.responses.stored import OwnResponses, stored_input
-from app.api.schemas.errors import EVENT_RESPONSES
+from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, client_of, engine_for, prepared, take_ticket
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
@@ -23,7 +23,7 @@ from app.parsing.formats.model_format import message_format
 from app.prompts.render import chat_prompt
 from batching import InvalidRequest, ModelInfo
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
 
 class InputTokens(BaseModel):

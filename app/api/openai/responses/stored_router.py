@@ -12,11 +12,12 @@ from pydantic import BaseModel
 
 from app.api.openai.responses.output_items import ResponseError, ResponseObject
 from app.api.openai.responses.stored import OwnResponses
+from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import prepared, written
 from app.server_state import server_state
 from batching import InvalidRequest
 
-router = APIRouter(prefix="/v1/responses/{response_id}")
+router = APIRouter(prefix="/v1/responses/{response_id}", responses=ERROR_RESPONSES)
 
 _LOST: Final = "the server ended while it generated this response"
 
