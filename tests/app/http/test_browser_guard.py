@@ -28,6 +28,13 @@ def site(**settings: Any) -> Iterator[Site]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Site]:
+    """Return a server without settings, which the tests do not change."""
+    with site() as made:
+        yield made
+
+
 def request(
     method: str = "GET",
     path: str = "/v1/models",
@@ -105,18 +112,17 @@ class TestHost:
         assert names is not None
         assert not names.allow(host)
 
-    def test_a_page_whose_name_points_here_gets_a_403_that_names_the_setting(self) -> None:
-        with site() as server:
-            code, fields, body = split(
-                server.ask(request(host="evil.example:8000", path="/v1/models"))
-            )
-            posted = status(server, chat("Origin: http://evil.example:8000", host="evil.example"))
-            anthropic = json.loads(
-                split(server.ask(request("POST", "/v1/messages", host="evil.example")))[2]
-            )
-            assert status(server, request()) == 200
-            assert status(server, chat("X-Forwarded-Host: evil.example")) == 200
-            assert status(server, request("GET", "/health", host="evil.example")) == 403
+    def test_a_page_whose_name_points_here_gets_a_403_that_names_the_setting(
+        self, server: Site
+    ) -> None:
+        code, fields, body = split(server.ask(request(host="evil.example:8000", path="/v1/models")))
+        posted = status(server, chat("Origin: http://evil.example:8000", host="evil.example"))
+        anthropic = json.loads(
+            split(server.ask(request("POST", "/v1/messages", host="evil.example")))[2]
+        )
+        assert status(server, request()) == 200
+        assert status(server, chat("X-Forwarded-Host: evil.example")) == 200
+        assert status(server, request("GET", "/health", host="evil.example")) == 403
         assert (code, posted) == (403, 403)
         error = json.loads(body)["error"]
         assert error["code"] == "host_not_allowed"
@@ -125,22 +131,18 @@ class TestHost:
         assert "x-request-id" in fields
         assert anthropic["error"]["type"] == "permission_error"
 
-    def test_a_forwarded_name_does_not_count(self) -> None:
-        with site() as server:
-            forged = request("GET", "/v1/models", "X-Forwarded-Host: localhost", host="a.example")
-            assert status(server, forged) == 403
+    def test_a_forwarded_name_does_not_count(self, server: Site) -> None:
+        forged = request("GET", "/v1/models", "X-Forwarded-Host: localhost", host="a.example")
+        assert status(server, forged) == 403
 
-    def test_the_name_in_a_target_leads_nowhere(self) -> None:
-        with site() as server:
-            assert status(server, request("GET", "http://evil.example/v1/models")) == 404
+    def test_the_name_in_a_target_leads_nowhere(self, server: Site) -> None:
+        assert status(server, request("GET", "http://evil.example/v1/models")) == 404
 
-    def test_a_client_of_http_1_0_needs_no_host(self) -> None:
-        with site() as server:
-            assert status(server, b"GET /v1/models HTTP/1.0\r\n\r\n") == 200
+    def test_a_client_of_http_1_0_needs_no_host(self, server: Site) -> None:
+        assert status(server, b"GET /v1/models HTTP/1.0\r\n\r\n") == 200
 
-    def test_a_long_or_strange_name_makes_a_short_message(self) -> None:
-        with site() as server:
-            _, _, body = split(server.ask(request(host="\xe9" * 9000)))
+    def test_a_long_or_strange_name_makes_a_short_message(self, server: Site) -> None:
+        _, _, body = split(server.ask(request(host="\xe9" * 9000)))
         assert len(body) < 1000
 
     @rows(
@@ -217,9 +219,10 @@ class TestOrigin:
         ],
     )
     @rows("content_type", ["application/json", "text/plain"])
-    def test_a_page_of_another_site_is_refused(self, headers: list[str], content_type: str) -> None:
-        with site() as server:
-            code, fields, body = split(server.ask(chat(*headers, content_type=content_type)))
+    def test_a_page_of_another_site_is_refused(
+        self, server: Site, headers: list[str], content_type: str
+    ) -> None:
+        code, fields, body = split(server.ask(chat(*headers, content_type=content_type)))
         assert code == 403
         error = json.loads(body)["error"]
         assert error["code"] == "origin_not_allowed"
@@ -244,9 +247,10 @@ class TestOrigin:
             ["Origin: chrome-extension://abc"],
         ],
     )
-    def test_the_servers_own_page_and_programs_are_not_concerned(self, headers: list[str]) -> None:
-        with site() as server:
-            assert status(server, chat(*headers)) == 200
+    def test_the_servers_own_page_and_programs_are_not_concerned(
+        self, server: Site, headers: list[str]
+    ) -> None:
+        assert status(server, chat(*headers)) == 200
 
     @rows(
         ("origins", "origin", "expected"),
@@ -287,19 +291,19 @@ class TestOrigin:
             ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: cors", "Sec-Fetch-Dest: document"],
         ],
     )
-    def test_nothing_is_read_for_it_either(self, method: str, headers: list[str]) -> None:
-        with site() as server:
-            assert status(server, request(method, "/v1/responses/resp_1", *headers)) == 403
+    def test_nothing_is_read_for_it_either(
+        self, server: Site, method: str, headers: list[str]
+    ) -> None:
+        assert status(server, request(method, "/v1/responses/resp_1", *headers)) == 403
 
-    def test_a_link_from_another_site_leads_here(self) -> None:
+    def test_a_link_from_another_site_leads_here(self, server: Site) -> None:
         link = [
             "Sec-Fetch-Site: cross-site",
             "Sec-Fetch-Mode: navigate",
             "Sec-Fetch-Dest: document",
         ]
-        with site() as server:
-            assert status(server, request("GET", "/v1/models", *link)) == 200
-            assert status(server, chat(*link)) == 403
+        assert status(server, request("GET", "/v1/models", *link)) == 200
+        assert status(server, chat(*link)) == 403
 
     def test_programs_and_the_servers_own_page_read(self) -> None:
         with site(cors_origins="https://chat.example") as server:
@@ -312,10 +316,9 @@ class TestOrigin:
             ):
                 assert status(server, request("GET", "/v1/models", *headers)) == 200
 
-    def test_the_body_is_not_waited_for(self) -> None:
+    def test_the_body_is_not_waited_for(self, server: Site) -> None:
         head = chat("Origin: null")[: -len(CHAT)]
-        with site() as server:
-            code, fields, _ = split(server.ask(head))
+        code, fields, _ = split(server.ask(head))
         assert (code, fields["connection"]) == (403, "close")
 
 
@@ -335,10 +338,9 @@ def test_a_page_of_an_allowed_origin_may_ask_a_server_on_its_readers_network() -
 @pytest.mark.parametrize(
     "path", ["/health", "/ready", "/metrics", "/version", "/load", "/v1/models", "/v1/models/m/n"]
 )
-def test_the_head_of_what_is_read_comes_without_its_body(path: str) -> None:
-    with site() as server:
-        server.ask(chat())
-        read, head = (split(server.ask(request(method, path))) for method in ("GET", "HEAD"))
+def test_the_head_of_what_is_read_comes_without_its_body(server: Site, path: str) -> None:
+    server.ask(chat())
+    read, head = (split(server.ask(request(method, path))) for method in ("GET", "HEAD"))
     assert head[0] == read[0]
     assert head[1]["content-type"] == read[1]["content-type"]
     assert (len(read[2]) > 0, head[2]) == (True, b"")
