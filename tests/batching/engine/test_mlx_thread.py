@@ -385,7 +385,8 @@ async def test_an_engine_whose_statistics_fail_ends_alone(caplog: pytest.LogCapt
         assert broken._served is not None
         broken._served.engine.stats = fail  # type: ignore[assignment, method-assign]
         stream = await good.submit(specs([[1, 2]], max_tokens=30))
-        await broken.call(lambda _: None)
+        with pytest.raises(EngineStopped):
+            await collect(await broken.submit(specs([[1, 2]], max_tokens=30)))
         assert await collect(stream) == expected_output([1, 2], 30)
         assert (good.is_alive, broken.is_alive) == (True, False)
     assert "an engine failed and stops" in caplog.text
