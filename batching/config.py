@@ -79,6 +79,7 @@ class SchedulerConfig(BatchLimits):
         blocks of the others.
     min_copied_tokens: a request may start in the middle of a block, on a copy of a cached block that
         has at least this many tokens in common with it; None starts at block boundaries only.
+    max_image_rows: rows of encoded images that are kept for requests with equal images.
 
     Raises:
         ValueError: a limit is out of range, or two of them contradict each other.
@@ -92,6 +93,7 @@ class SchedulerConfig(BatchLimits):
     window: int | None = None
     num_window_blocks: int = 0
     min_copied_tokens: int | None = None
+    max_image_rows: int = 0
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)

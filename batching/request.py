@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Final
 
 from batching.block_manager import BlockTable
+from batching.inputs.images import cache_ids
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingType
 from batching.prefix_cache import HashChain
@@ -106,6 +107,7 @@ class BatchRequest:
         self.window_table = BlockTable()
         self.state_slot: int | None = None
         self.hashes = HashChain(spec.cache_salt.encode())
+        self._cache_ids = cache_ids(spec.prompt, spec.images) if spec.images else None
         self.drafter = PromptLookup()
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.fork_of: BatchRequest | None = None
@@ -151,6 +153,14 @@ class BatchRequest:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def cache_ids(self) -> list[int]:
+        """`token_ids` as the prefix cache knows them: rows of images have ids of their content there."""
+        if self._cache_ids is None:
+            return self.token_ids
+        self._cache_ids[self.num_prompt_tokens :] = self.output_token_ids
+        return self._cache_ids
 
     @property
     def output_token_ids(self) -> list[int]:

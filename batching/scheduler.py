@@ -10,6 +10,7 @@ from batching.request import BatchRequest, RequestStatus
 from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.best_effort import BestEffortTurns
 from batching.scheduling.engine_turns import ALONE, Demand, Turn
+from batching.scheduling.image_encoding import ImageEncoding
 from batching.scheduling.lookahead import goes_on, is_predictable
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.residents import Residents
@@ -62,6 +63,7 @@ class ContinuousBatchingScheduler:
         self._running = RunningRequests(self._kv, self._admission, self._residents)
         self._recorder = StepRecorder(config, self._kv, self._running, self._residents)
         self._turns = BestEffortTurns()
+        self._images = ImageEncoding(config.max_image_rows, config.prefill_chunk)
 
     @property
     def has_work(self) -> bool:
@@ -181,6 +183,7 @@ class ContinuousBatchingScheduler:
             self._kv,
             self._running,
             self._residents,
+            self._images,
             max_prefill_tokens,
             may_end=self._recorder.expects_step,
         )
@@ -199,6 +202,7 @@ class ContinuousBatchingScheduler:
             self._admit(now, is_best_effort_due=is_due)
         # There are fewer best-effort requests now if some made way.
         num_reserved = min(num_reserved, self._running.num_best_effort)
+        self._images.begin(self._running.requests)
         step.add_decodes(others, num_reserved)
         step.add_prefills(is_best_effort=False, num_reserved=num_reserved)
         if self._running.has_best_effort and (is_due or not step.slices):
@@ -274,6 +278,7 @@ class ContinuousBatchingScheduler:
         for request in list(self._running.requests):
             self._running.preempt(request)
         self._kv.forget_cached()
+        self._images.forget()
         self._residents.forget()
 
     def _may_make_way(self) -> bool:
@@ -302,6 +307,7 @@ class ContinuousBatchingScheduler:
             () if self._kv.states is None else self._kv.states.take_copies(),
             changes.started,
             changes.ended,
+            *self._images.take(),
         )
 
     def _promote_fork(self, request: BatchRequest) -> None:

@@ -185,7 +185,7 @@ def test_only_the_backend_imports_mlx() -> None:
 
 
 def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() -> None:
-    """Masks of tokens are arrays, llguidance fills them, and `gguf` knows how large its types are."""
+    """Masks and pixels are arrays, llguidance fills masks, and `gguf` knows how large its types are."""
     allowed = {*sys.stdlib_module_names, "batching"}
     needed = {(name, top(target)) for name, target in edges(pure_modules())}
     assert {edge for edge in needed if edge[1] not in allowed} == {
@@ -196,6 +196,7 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
         ("batching.constraints.compile_process", "llguidance"),
         ("batching.constraints.matcher", "numpy"),
         ("batching.constraints.matcher", "llguidance"),
+        ("batching.inputs.images", "numpy"),
         ("batching.model_files.gguf_header", "gguf"),
         # It knows where its cache is.
         ("batching.models.needs", "huggingface_hub"),

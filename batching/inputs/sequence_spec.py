@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batching.constraints.protocol import Constraint
+from batching.inputs.images import PlacedImage
 from batching.inputs.sampling_params import GREEDY, SamplingParams
 from batching.pooling import PoolingParams
 from batching.priority_queue import Priority
@@ -23,6 +24,7 @@ class SequenceSpec:
     cache_salt: the prefix cache is shared only by requests with the same salt.
     reports_progress: the outputs also report how much of the prompt is prefilled.
     pooling: return one vector instead of tokens.
+    images: those of the prompt, in its order; their tokens are in it already.
     num_choices: how many outputs are sampled; they share the KV blocks of the prompt.
     time_limit: seconds, from when it is submitted, after which it fails; None is no limit.
     """
@@ -37,6 +39,7 @@ class SequenceSpec:
     cache_salt: str = ""
     reports_progress: bool = False
     pooling: PoolingParams | None = None
+    images: tuple[PlacedImage, ...] = ()
     num_choices: int = 1
     time_limit: float | None = None
 

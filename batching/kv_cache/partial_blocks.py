@@ -38,7 +38,7 @@ class PartialBlocks:
     def contents(self, request: BatchRequest, indices: Iterable[int]) -> list[BlockContents]:
         """Return the contents of full blocks of a request, whose hashes are computed."""
         size = self._block_manager.block_size
-        tokens, chain = request.token_ids, request.hashes
+        tokens, chain = request.cache_ids, request.hashes
         return [chain.contents(i, tokens[i * size : (i + 1) * size]) for i in indices]
 
     def find(self, request: BatchRequest, index: int) -> PartialHit | None:
@@ -47,7 +47,7 @@ class PartialBlocks:
         The last token of a request is always computed, because its logits are needed.
         """
         size = self._block_manager.block_size
-        tokens = request.token_ids[index * size : min((index + 1) * size, request.num_tokens - 1)]
+        tokens = request.cache_ids[index * size : min((index + 1) * size, request.num_tokens - 1)]
         if len(tokens) < self._min_tokens:
             return None
         contents = request.hashes.contents(index, tokens)
@@ -67,7 +67,7 @@ class PartialBlocks:
         if block.ref_count > 1:
             return
         start = index * self._block_manager.block_size
-        tokens = request.token_ids[start : start + num_tokens]
+        tokens = request.cache_ids[start : start + num_tokens]
         contents = request.hashes.contents(index, tokens)
         num_common, _ = self._block_manager.find_beginning(contents)
         if num_common < num_tokens:

@@ -84,7 +84,7 @@ class PrefixLookup:
         if not self._is_sharing:
             return []
         return request.hashes.extended(
-            request.token_ids, self._block_size, request.num_known_tokens
+            request.cache_ids, self._block_size, request.num_known_tokens
         )
 
     def _partial(self, request: BatchRequest, num_shared: int) -> PartialHit | None:

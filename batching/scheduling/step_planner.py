@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from batching.config import SchedulerConfig
 from batching.kv_cache.manager import KVCacheManager
 from batching.request import BatchRequest, RequestStatus
+from batching.scheduling.image_encoding import ImageEncoding
 from batching.scheduling.prefill_budget import share_prefill_budget
 from batching.scheduling.residents import Residents
 from batching.scheduling.running import RunningRequests
@@ -35,6 +36,7 @@ class StepPlanner:
         kv: KVCacheManager,
         running: RunningRequests,
         residents: Residents,
+        images: ImageEncoding,
         max_prefill_tokens: int | None,
         *,
         may_end: bool,
@@ -50,6 +52,7 @@ class StepPlanner:
         self._kv = kv
         self._running = running
         self._residents = residents
+        self._images = images
         self._max_prefill_tokens = max_prefill_tokens
         self._may_end = may_end
 
@@ -80,10 +83,13 @@ class StepPlanner:
             for r in self._running.requests
             if r.status is RequestStatus.PREFILLING and r.is_best_effort is is_best_effort
         ]
-        if not prefilling:
-            return
-        num_pending = [r.num_pending_tokens for r in prefilling]
         budget = self._prefill_budget(num_reserved)
+        if not prefilling or not budget:
+            return
+        has_streams = any(not s.is_prefill for s in self.slices)
+        num_pending = [self._images.reach(r, has_streams=has_streams) for r in prefilling]
+        if has_streams and self._images.has_order:
+            return
         due_first = min(range(len(prefilling)), key=lambda i: self._running.due_key(prefilling[i]))
         granted = share_prefill_budget(num_pending, budget, self._config.prefill_chunk, due_first)
         for request, num_granted in zip(prefilling, granted, strict=True):

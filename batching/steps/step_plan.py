@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from batching.block_manager import BlockCopy, BlockIds
+from batching.inputs.images import ImageInput
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import Vector
 from batching.steps.token_output import TokenLogprobs
@@ -153,6 +154,8 @@ class StepPlan:
     started: the sequences of this step that the executor does not know yet.
     ended: the ids of sequences that it may forget.
     preempted: the sequences that it also forgets, because they lost their blocks; they start again later.
+    encodes: images whose rows are made before the slices, of which some have them, and kept.
+    dropped_images: the digests of images whose rows are forgotten before that.
     """
 
     slices: tuple[Slice, ...]
@@ -161,6 +164,8 @@ class StepPlan:
     state_copies: tuple[StateCopy, ...] = ()
     started: tuple[StartedSequence, ...] = ()
     ended: tuple[int, ...] = ()
+    encodes: tuple[ImageInput, ...] = ()
+    dropped_images: tuple[bytes, ...] = ()
 
     @property
     def gone(self) -> frozenset[int]:
@@ -186,7 +191,7 @@ class StepPlan:
 
         In this order: slices, as `sequence[start:stop]`, with `+` the number of drafts, `&` forks and `@`
         kept states; copies of blocks, `source>target`; preempted sequences, `-sequence`; copies of states,
-        `source@position>target`.
+        `source@position>target`; images that are encoded, as `*rows`.
         """
         return " ".join(
             [
@@ -194,5 +199,6 @@ class StepPlan:
                 *map(str, self.copies),
                 *(f"-{sequence_id}" for sequence_id in self.preempted),
                 *map(str, self.state_copies),
+                *(f"*{image.num_rows}" for image in self.encodes),
             ]
         )

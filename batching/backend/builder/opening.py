@@ -17,11 +17,14 @@ from batching.backend.runner.executor import Executor, release
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.checked_model import CheckedModel
+from batching.backend.vision.images import Images
+from batching.backend.vision.opening import OpenVision, open_vision
 from batching.backend.weights.storage import dtype_name
 from batching.block_manager import BlockTable
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.errors import ModelLoadError
+from batching.inputs.images import NoVision
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.steps.step_plan import Slice, StartedSequence, StepPlan
@@ -50,6 +53,7 @@ class OpenModel:
     checked: CheckResult
     sizes: Sizes
     embeddings: Embeddings | NoEmbeddings
+    vision: OpenVision | NoVision
 
     @property
     def loaded(self) -> LoadedModel:
@@ -145,11 +149,17 @@ def _opened(
     _warn(config, checked)
     if not checked.selection.is_hooked:
         hidden_size = None
+    vision = open_vision(
+        loaded.source, loaded.model, checked.platform.weights_dtype, changes, slices
+    )
     sizes = sizes_of(config, checked, loaded.max_model_len, prepared.num_bytes)
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
-    runner = _runner(loaded, checked, sizes.limits, head)
+    images = vision.images if isinstance(vision, OpenVision) else None
+    runner = _runner(loaded, checked, sizes.limits, head, images)
     executor = Executor(checked.platform, runner, changes)
-    return OpenModel(prepared, executor, checked.platform, checked.result, sizes, embeddings)
+    return OpenModel(
+        prepared, executor, checked.platform, checked.result, sizes, embeddings, vision
+    )
 
 
 def _warn(config: EngineConfig, checked: CheckedModel) -> None:
@@ -167,7 +177,11 @@ def _warn(config: EngineConfig, checked: CheckedModel) -> None:
 
 
 def _runner(
-    loaded: LoadedModel, checked: CheckedModel, limits: SchedulerConfig, head: PoolingHead
+    loaded: LoadedModel,
+    checked: CheckedModel,
+    limits: SchedulerConfig,
+    head: PoolingHead,
+    images: Images | None,
 ) -> MLXRunner:
     """Return what runs steps of a checked model on a pool of its own."""
     cache = checked.cache(
@@ -182,6 +196,7 @@ def _runner(
         sampler=checked.platform.sampler(),
         head=head,
         graphs=checked.graphs(cache),
+        images=images,
     )
     if checked.platform.compiles_kernels:
         _compile_kernels(runner)

@@ -27,6 +27,8 @@ from batching.block_manager import BlockCopy
 from batching.steps.step_plan import Slice, StateCopy
 
 Slots = npt.NDArray[np.int64]
+# Returns the positions of the rows of slices for rotations, int32 `[T]`; None are those in their requests.
+PositionsOf = Callable[[Sequence[Slice]], mx.array | None]
 
 
 class RowAttention(Protocol):
@@ -45,7 +47,8 @@ class StepInputs:
     """One step as arrays: its T tokens are a batch of T rows of length 1.
 
     tokens: int32 `[T, 1]`.
-    positions: int32 `[T]`, the position of each row in its request.
+    positions: int32 `[T]`, by which rows are rotated: the position of each in its request, unless the request
+        has images that are rotated otherwise.
     slots: int64 `[T]`, the slot in the pool of each token, in host memory; see also `slot_rows`.
     logit_rows: the rows whose logits are needed.
     attention: the order of the rows, and how they attend.
@@ -85,16 +88,17 @@ class StepInputs:
         block_size: int,
         *,
         one_by_one: bool = False,
+        positions: mx.array | None = None,
     ) -> "StepInputs":
-        """Return the inputs of a step."""
+        """Return the inputs of a step; `positions` are those for rotations, None the rows' own."""
         tokens: list[int] = []
-        positions: list[int] = []
+        own: list[int] = []
         for s in attention.slices:
             tokens += s.token_ids
-            positions += range(s.start, s.stop)
+            own += range(s.start, s.stop)
         return cls(
             tokens=mx.array(tokens, dtype=mx.int32)[:, None],
-            positions=mx.array(positions, dtype=mx.int32),
+            positions=mx.array(own, dtype=mx.int32) if positions is None else positions,
             slots=_slots(attention.slices, block_size),
             logit_rows=LogitRows.of(attention.slices),
             attention=attention,
@@ -355,13 +359,24 @@ class PagedKVCache:
         written = [array for layer in self.layers for array in layer.state]
         return written + [array for state in self._states for array in state.written]
 
-    def begin(self, slices: Sequence[Slice], gone: Collection[int] = ()) -> StepInputs:
+    def begin(
+        self,
+        slices: Sequence[Slice],
+        gone: Collection[int] = (),
+        positions: PositionsOf | None = None,
+    ) -> StepInputs:
         """Set up the next forward pass and return its inputs.
 
         gone: the ids of sequences whose slots of recurrent states belong to others now, or to none.
+        positions: returns positions for rotations, if they are not those of the rows in their requests.
         """
         attention = self._attention(slices, self._block_size)
-        step = StepInputs.of(attention, self._block_size, one_by_one=self._one_by_one)
+        step = StepInputs.of(
+            attention,
+            self._block_size,
+            one_by_one=self._one_by_one,
+            positions=positions and positions(attention.slices),
+        )
         inputs = [step, step.windowed(self._block_size)] if self._has_windows else [step]
         for on_use, each in zip(self._on_use, inputs, strict=False):
             on_use(int(each.slots.max()) // self._block_size)

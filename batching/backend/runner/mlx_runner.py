@@ -17,6 +17,7 @@ from batching.backend.pooling.pooler import PooledRows
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
+from batching.backend.vision.images import Images
 from batching.inputs.sampling_params import SamplingParams
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
@@ -38,6 +39,7 @@ class MLXRunner:
         sampler: Sampler | None = None,
         head: PoolingHead = NO_HEAD,
         graphs: Graphs | None = None,
+        images: Images | None = None,
     ) -> None:
         """Make the runner of a model that `check_model` has found to work on the pool.
 
@@ -47,6 +49,7 @@ class MLXRunner:
         sampler: None samples on the device of the logits, or with numpy on a CPU.
         head: turns hidden states into embeddings.
         graphs: keeps the compute graphs of decode steps; None builds the graph of each step.
+        images: places the rows of images; None if the model takes none.
         """
         self._model = model
         self._selection = selection
@@ -54,6 +57,7 @@ class MLXRunner:
         self._sampler = SliceSampler(vocab_size, sampler)
         self._head = head
         self._graphs = graphs
+        self._images = images
         self._sequences = Sequences()
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
@@ -84,6 +88,8 @@ class MLXRunner:
     def reset(self) -> None:
         self._selection.are_finite = self._selection.hidden = None
         self._sequences.forget()
+        if self._images is not None:
+            self._images.reset()
         self.cache.reset()
 
     def _built_logits(self, step: StepInputs) -> mx.array:
@@ -92,6 +98,8 @@ class MLXRunner:
             logits: mx.array = self._model(step.tokens, cache=self.cache.caches)
         finally:
             self._selection.rows = None
+            if self._images is not None:
+                self._images.leave()
         if len(logits) != len(step.logit_rows.rows):
             logits = logits[step.logit_rows.rows]
         return logits.squeeze(1)
@@ -104,9 +112,13 @@ class MLXRunner:
             mx.eval(after.sampled.tokens, after.written)
         self.cache.copy_blocks(plan.copies)
         self.cache.copy_states(plan.state_copies)
-        step = self.cache.begin(plan.slices, plan.gone)
+        images = self._images
+        encoded = [] if images is None else images.begin(plan)
+        step = self.cache.begin(plan.slices, plan.gone, images.positions if images else None)
         if expected is not None:
             expected.fill(step.tokens, step.attention.slices)
+        if images is not None:
+            images.place(step.attention.slices, sequences, step.tokens)
         pooled = PooledRows.of(step.attention.slices, sequences)
         with self._sampler.masks(step.logit_rows, sequences) as masks:
             logits, hidden = self._logits_and_hidden(step, pooled)
@@ -115,6 +127,7 @@ class MLXRunner:
             # The pool is evaluated in any case: lazy writes would pile up from step to step.
             written = self.cache.arrays
             written += [array for array in (are_finite, hidden) if array is not None]
+            written += encoded
             isolated = self._sampler.isolate_failures(
                 step.attention.slices, sequences, logits, written, expected
             )

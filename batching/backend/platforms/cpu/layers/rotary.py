@@ -7,6 +7,7 @@ import mlx.nn as nn
 import numpy as np
 
 from batching.backend.frequencies import Frequencies, frequencies_of
+from batching.backend.vision.axis_positions import AxisPositions
 
 _POSITIONS: Final = (0, 1, 7, 40)
 _TOLERANCE: Final = 1e-4
@@ -29,8 +30,10 @@ class StepAngles:
         if positions is not self._positions:
             self._positions, self._angles = positions, {}
         if frequencies not in self._angles:
-            self._angles[frequencies] = self._kernels.angles(
-                positions, self._of_kernels(frequencies)
+            self._angles[frequencies] = (
+                _by_pair(positions, frequencies)
+                if isinstance(positions, AxisPositions)
+                else self._kernels.angles(positions, self._of_kernels(frequencies))
             )
         return self._angles[frequencies]
 
@@ -39,6 +42,13 @@ class StepAngles:
             radians = frequencies.radians.tolist()
             self._native[frequencies] = self._kernels.Frequencies(radians, frequencies.factor)
         return self._native[frequencies]
+
+
+def _by_pair(positions: AxisPositions, frequencies: Frequencies) -> tuple[mx.array, mx.array]:
+    """Return the angles of positions that are other ones for each pair."""
+    radians = positions.by_pair[:, : len(frequencies.radians)] * frequencies.radians
+    cosines, sines = (frequencies.factor * of(radians) for of in (np.cos, np.sin))
+    return mx.array(cosines.astype(np.float32)), mx.array(sines.astype(np.float32))
 
 
 class RoPE(nn.Module):

@@ -1,0 +1,92 @@
+"""Opens the vision part of a model that has one."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from batching.backend.hooks.changes import Changes
+from batching.backend.vision.image_rows import ImageRows, hook_image_rows
+from batching.backend.vision.images import Images
+from batching.backend.vision.mlx_vlm_models import NoVisionModel
+from batching.backend.vision.rotate_axes import hook_axes
+from batching.backend.vision.tower import Tower, load_tower
+from batching.engine.load_slices import LoadSlices
+from batching.inputs.images import TEXT_ONLY, NoVision, VisionModel
+
+_TOKEN_IDS: Final = ("image_token_id", "image_token_index")
+
+
+@dataclass(frozen=True)
+class OpenVision:
+    """The vision part of a model: what runs it, and what it takes.
+
+    row_bytes: of an encoded row.
+    num_bytes: of the weights.
+    """
+
+    images: Images
+    model: VisionModel
+    row_bytes: int
+    num_bytes: int
+
+
+def open_vision(
+    source: str,
+    model: nn.Module,
+    dtype: mx.Dtype | None,
+    changes: Changes,
+    slices: LoadSlices,
+) -> OpenVision | NoVision:
+    """Load the tower of a model, and hook its rows into the text model.
+
+    source: the directory of the model, or a file, which has none.
+    dtype: of the tower's weights; None keeps them as they are stored.
+
+    Raises:
+        ModelLoadError: weights are missing.
+    """
+    folder = Path(source)
+    config = _config(folder)
+    token_id = next((config[name] for name in _TOKEN_IDS if config.get(name) is not None), None)
+    if not isinstance(config.get("vision_config"), Mapping) or token_id is None:
+        return TEXT_ONLY
+    try:
+        tower = load_tower(folder, config, dtype)
+    except NoVisionModel as error:
+        return NoVision(
+            f"is served without its vision part: {error}; pip install --no-deps mlx-vlm==0.7.10 adds it"
+        )
+    for array in tower.weights:
+        mx.eval(array)
+        slices.pause()
+    image_rows = ImageRows()
+    try:
+        hook_image_rows(model, image_rows, tower.num_added, changes)
+    except LookupError as error:
+        return NoVision(f"is served without its vision part: {error.args[0]}")
+    if tower.pair_axes is not None:
+        hook_axes(model, changes)
+    return OpenVision(
+        Images(tower, image_rows),
+        VisionModel(folder, str(config["model_type"]), int(token_id)),
+        _row_bytes(tower),
+        sum(array.nbytes for array in tower.weights),
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        return {}
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return config
+
+
+def _row_bytes(tower: Tower) -> int:
+    """Return the bytes of a row and of what is added behind layers; they are computed in 32 bits at most."""
+    return tower.hidden_size * (1 + tower.num_added) * mx.float32.size

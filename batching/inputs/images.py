@@ -1,0 +1,97 @@
+"""Images of a prompt, as a model's vision tower reads them."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+# 63 bits of a digest; the sign tells them from token ids.
+_KEY_BYTES: Final = 8
+
+
+@dataclass(frozen=True, eq=False)
+class ImageInput:
+    """An image after the model's own processor: what its tower reads, and the tokens that it takes in a prompt.
+
+    token_ids: the tokens of the image, with those that the family writes around and between its rows.
+    rows: which of these get their embeddings from the tower, ascending; the tower makes as many.
+    arrays: the inputs of the tower by the names of the family's processor, as `pixel_values`.
+    """
+
+    token_ids: tuple[int, ...]
+    rows: npt.NDArray[np.int64]
+    arrays: Mapping[str, npt.NDArray[Any]] = field(repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The SHA-256 of all that the tower's output depends on: names, types, shapes and contents."""
+        digest = sha256(repr((self.token_ids, self.rows.tolist())).encode())
+        for name, values in sorted(self.arrays.items()):
+            digest.update(repr((name, values.dtype.str, values.shape)).encode())
+            digest.update(np.ascontiguousarray(values).data)
+        return digest.digest()
+
+    @cached_property
+    def cache_ids(self) -> "array[int]":
+        """What stands for the tokens in the prefix cache: a row is named by the image and by its place in it.
+
+        They are negative, so that they are no tokens, and go nowhere but into hashes of blocks.
+        """
+        ids = array("q", self.token_ids)
+        for index, row in enumerate(self.rows.tolist()):
+            key = sha256(self.digest + index.to_bytes(4)).digest()[:_KEY_BYTES]
+            ids[row] = -1 - (int.from_bytes(key) >> 1)
+        return ids
+
+
+class PlacedImage(NamedTuple):
+    """An image in a prompt, whose tokens begin at position `start`."""
+
+    start: int
+    image: ImageInput
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.image.token_ids)
+
+
+def cache_ids(prompt: Sequence[int], images: Sequence[PlacedImage]) -> list[int]:
+    """Return what stands for the tokens of a prompt in the prefix cache."""
+    ids = [*prompt]
+    for placed in images:
+        ids[placed.start : placed.stop] = placed.image.cache_ids
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class VisionModel:
+    """A model that takes images.
+
+    folder: the directory with the files of its processor.
+    model_type: its type, as its config names it.
+    image_token_id: the token that stands for a row of an image in a prompt.
+    """
+
+    folder: Path
+    model_type: str
+    image_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoVision:
+    """A model that takes no images; `reason` says why, and follows the model's name in a sentence."""
+
+    reason: str
+
+
+TEXT_ONLY: Final = NoVision("is a text model")

@@ -1,0 +1,79 @@
+"""Images in batches, against mlx-vlm's own plain forward pass: each family, each pool."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from batching.backend.builder.engine import build_engine
+from batching.batch_inference import BatchInferenceEngine
+from batching.config import EngineConfig
+from batching.engine.loaded_engine import LoadedEngine
+from batching.inputs.sampling_params import SamplingParams
+from batching.request import BatchRequest
+from batching.scheduling.outputs import RequestFailure
+from tests.support.requests import make_request
+from tests.support.vision_models import FAMILIES, Prompt, make_vision_model, plain_logits
+
+TOLERANCE: Final = 1e-4
+NUM_OUTPUT: Final = 6
+
+
+def words(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 256, count).tolist()
+
+
+def prompts_of(family: str) -> list[Prompt]:
+    image = FAMILIES[family].image
+    return [
+        Prompt.of(words(1, 5), image(0), words(2, 4), image(1), words(3, 7)),
+        Prompt.of(words(4, 3), image(3), words(5, 9)),
+        Prompt.of(words(6, 20)),
+    ]
+
+
+def engine_of(folder: Path, **config: Any) -> LoadedEngine:
+    limits = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 4, "device": "cpu"}
+    exact = {"cpu_precision": "exact", "weights_cache_gib": 0, "min_copied_tokens": None}
+    exact.pop("min_copied_tokens")
+    return build_engine(
+        EngineConfig(model=str(folder), model_id="tiny", **{**limits, **exact, **config})
+    )
+
+
+def run(engine: BatchInferenceEngine, *requests: BatchRequest) -> None:
+    engine.add(*requests)
+    while engine.has_work:
+        for item in engine.step():
+            assert not isinstance(item, RequestFailure)
+
+
+@pytest.mark.parametrize("native", ["off", "auto"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_are_those_of_the_plain_pass(
+    family: str, native: str, tmp_path: Path
+) -> None:
+    model = make_vision_model(family, tmp_path / family)
+    loaded = engine_of(tmp_path / family, native=native, prefill_chunk=7, max_num_batched_tokens=16)
+    try:
+        scored = SamplingParams(temperature=0, logprobs=0, prompt_logprobs=0)
+        prompts = prompts_of(family)
+        requests = [
+            make_request(i, p.token_ids, max_tokens=NUM_OUTPUT, sampling=scored, images=p.images)
+            for i, p in enumerate(prompts)
+        ]
+        run(loaded.engine, *requests)
+        for prompt, request in zip(prompts, requests, strict=True):
+            output = request.output_token_ids
+            logits = plain_logits(model, prompt, output[:-1])
+            expected = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            ids = request.token_ids
+            found = [each.logprob for each in request.prompt_logprobs]
+            at = [float(expected[i, ids[i + 1]]) for i in range(len(found))]
+            assert np.abs(np.array(found) - at).max() < TOLERANCE
+            assert output == mx.argmax(logits[len(prompt.token_ids) - 1 :], axis=-1).tolist()
+    finally:
+        loaded.close()

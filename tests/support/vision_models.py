@@ -1,0 +1,287 @@
+"""Tiny vision models with random weights, one of each family, as directories that both libraries load."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+# Before MLX: a fast BLAS must be loaded first.
+import batching.backend  # noqa: F401
+
+# isort: split
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map_with_path
+from transformers import PreTrainedTokenizerFast
+
+from batching.backend.vision.mlx_vlm_models import model_file
+from batching.backend.vision.tower import whole_model
+from batching.inputs.images import ImageInput, PlacedImage
+from tests.support.byte_tokenizers import byte_vocabulary
+
+SPECIAL: Final = ("<s>", "</s>", "<image>", "<video>", "<begin>", "<end>")
+_NUM_BYTES: Final = 256
+BOS, EOS, IMAGE, VIDEO, BEGIN, END = range(_NUM_BYTES, _NUM_BYTES + len(SPECIAL))
+VOCAB_SIZE: Final = 272
+
+Config = dict[str, Any]
+
+_TEXT: Final[Config] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_TOKENS: Final[Config] = {
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": BEGIN,
+    "vision_end_token_id": END,
+    "vocab_size": VOCAB_SIZE,
+    "eos_token_id": EOS,
+    "tie_word_embeddings": False,
+}
+_VISION: Final[Config] = {"hidden_size": 32, "intermediate_size": 48}
+_MROPE: Final[Config] = {"type": "mrope", "mrope_section": [2, 3, 3]}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of vision models.
+
+    config: that of its tiny model.
+    image: makes an image from a seed.
+    text_prefix: of the text model's weights in mlx-vlm's model.
+    """
+
+    config: Config
+    image: Callable[[int], ImageInput]
+
+
+def _rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def _with_grid(patch: int) -> Callable[[int], ImageInput]:
+    """Return what makes images of patches in a grid, of two shapes, of which four become a row."""
+
+    def make(seed: int) -> ImageInput:
+        height, width = ((8, 12), (6, 4))[seed % 2]
+        pixels = _rng(seed).standard_normal((height * width, 3 * 2 * patch**2))
+        num_rows = height * width // 4
+        return ImageInput(
+            (BEGIN, *(IMAGE,) * num_rows, END),
+            np.arange(1, num_rows + 1),
+            {
+                "pixel_values": pixels.astype(np.float32),
+                "image_grid_thw": np.array([[1, height, width]]),
+            },
+        )
+
+    return make
+
+
+def _of_rows(
+    num_rows: int, **arrays: Callable[[np.random.Generator], Any]
+) -> Callable[[int], ImageInput]:
+    def make(seed: int) -> ImageInput:
+        rng = _rng(seed)
+        return ImageInput(
+            (IMAGE,) * num_rows,
+            np.arange(num_rows),
+            {name: np.asarray(make_array(rng)) for name, make_array in arrays.items()},
+        )
+
+    return make
+
+
+def _pixels(*shape: int) -> Callable[[np.random.Generator], Any]:
+    return lambda rng: rng.standard_normal(shape).astype(np.float32)
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "qwen2_5_vl": Family(
+        {
+            **_TOKENS,
+            "model_type": "qwen2_5_vl",
+            "text_config": _TEXT | {"model_type": "qwen2_5_vl_text", "rope_scaling": _MROPE},
+            "vision_config": {
+                **_VISION,
+                "model_type": "qwen2_5_vl",
+                "depth": 2,
+                "out_hidden_size": 64,
+                "num_heads": 2,
+                "patch_size": 14,
+                "window_size": 56,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        _with_grid(14),
+    ),
+    "qwen3_vl": Family(
+        {
+            **_TOKENS,
+            "model_type": "qwen3_vl",
+            "text_config": _TEXT | {"model_type": "qwen3_vl_text", "rope_scaling": _MROPE},
+            "vision_config": {
+                **_VISION,
+                "model_type": "qwen3_vl",
+                "depth": 3,
+                "out_hidden_size": 64,
+                "num_heads": 2,
+                "patch_size": 16,
+                "num_position_embeddings": 144,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        _with_grid(16),
+    ),
+    "qwen3_5": Family(
+        {
+            **_TOKENS,
+            "model_type": "qwen3_5",
+            "text_config": {
+                **_TEXT,
+                "model_type": "qwen3_5_text",
+                "head_dim": 32,
+                "num_hidden_layers": 4,
+                "full_attention_interval": 2,
+                "rope_parameters": {
+                    "type": "default",
+                    "mrope_section": [3, 3, 2],
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_interleaved": True,
+                },
+                "linear_num_value_heads": 4,
+                "linear_num_key_heads": 2,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+                "linear_conv_kernel_dim": 4,
+            },
+            "vision_config": {
+                **_VISION,
+                "model_type": "qwen3_5",
+                "depth": 2,
+                "out_hidden_size": 64,
+                "num_heads": 2,
+                "patch_size": 16,
+                "num_position_embeddings": 144,
+            },
+        },
+        _with_grid(16),
+    ),
+    "mistral3": Family(
+        {
+            **_TOKENS,
+            "model_type": "mistral3",
+            "image_token_index": IMAGE,
+            "spatial_merge_size": 2,
+            "text_config": {
+                **_TEXT,
+                "model_type": "mistral",
+                "layer_types": ["full_attention"] * 3,
+                "use_qk_norm": False,
+            },
+            "vision_config": {
+                **_VISION,
+                "model_type": "pixtral",
+                "num_hidden_layers": 2,
+                "head_dim": 16,
+                "num_attention_heads": 2,
+                "image_size": 112,
+                "patch_size": 14,
+                "num_channels": 3,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 10000.0,
+            },
+        },
+        _of_rows(16, pixel_values=_pixels(1, 3, 112, 112), image_sizes=lambda _: [[112, 112]]),
+    ),
+}
+
+
+def make_vision_model(name: str, folder: Path, seed: int = 1) -> nn.Module:
+    """Write a model of a family with random weights; return mlx-vlm's model of it."""
+    config = FAMILIES[name].config
+    module = model_file(name)
+    model: nn.Module = whole_model(module, config)
+    mx.random.seed(seed)
+    model.update(tree_map_with_path(_random, model.parameters()))
+    mx.eval(model.parameters())
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights: dict[str, mx.array] = {}
+    tree_flatten(model.parameters(), destination=weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    _tokenizer().save_pretrained(folder)
+    return model
+
+
+def _random(path: str, array: mx.array) -> mx.array:
+    if not mx.issubdtype(array.dtype, mx.floating):
+        return array
+    values = mx.random.normal(array.shape)
+    if "norm" in path and array.ndim == 1:
+        return 1 + 0.1 * values
+    return values * (0.9 / max(1, array.shape[-1]) ** 0.5 if array.ndim > 1 else 0.2)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=byte_vocabulary(SPECIAL), bos_token="<s>", eos_token="</s>"
+    )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with images in it."""
+
+    token_ids: tuple[int, ...]
+    images: tuple[PlacedImage, ...]
+
+    @classmethod
+    def of(cls, *parts: Sequence[int] | ImageInput) -> "Prompt":
+        ids: list[int] = []
+        images: list[PlacedImage] = []
+        for part in parts:
+            if isinstance(part, ImageInput):
+                images.append(PlacedImage(len(ids), part))
+                ids += part.token_ids
+            else:
+                ids += part
+        return cls(tuple(ids), tuple(images))
+
+
+def plain_logits(model: Any, prompt: Prompt, output: Sequence[int]) -> mx.array:
+    """Return mlx-vlm's logits of a prompt and an output that is given, `[L, vocab_size]`, token by token behind the prompt."""
+    ids = mx.array([prompt.token_ids])
+    images = [placed.image.arrays for placed in prompt.images]
+    inputs = {
+        key: mx.array(np.concatenate([arrays[key] for arrays in images]))
+        for key in (images[0] if images else ())
+    }
+    inputs.setdefault("pixel_values", None)
+    found = model.get_input_embeddings(ids, mask=mx.ones_like(ids), **inputs)
+    text = model.language_model
+    cache = text.make_cache() if hasattr(text, "make_cache") else _caches(model)
+    others = {k: v for k, v in found.to_dict().items() if v is not None and k != "inputs_embeds"}
+    logits = [text(ids, inputs_embeds=found.inputs_embeds, cache=cache, **others).logits]
+    deltas = {} if found.rope_deltas is None else {"rope_deltas": found.rope_deltas}
+    logits += [text(mx.array([[token]]), cache=cache, **deltas).logits for token in output]
+    return mx.concatenate(logits, axis=1)[0]
+
+
+def _caches(model: Any) -> list[Any]:
+    from mlx_vlm.models.cache import KVCache
+
+    return [KVCache() for _ in model.layers]
