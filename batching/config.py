@@ -134,6 +134,7 @@ class EngineConfig(BatchLimits):
         and sets it where a model declares none.  None is the declared context.
     state_cache_mib: the most MiB of recurrent states in the prefix cache; None is an eighth of the free
         memory.
+    vision_cache_mib: the most MiB of encoded images that are kept for requests with equal ones.
     dtype: the type of the weights; `auto` keeps them as stored, except on a CPU without native kernels.
     kv_cache_dtype: the type of keys and values.
     generation_config: whether the model's recommended sampling parameters are the defaults.
@@ -168,6 +169,7 @@ class EngineConfig(BatchLimits):
     max_model_len: int | None = None
     memory_fraction: float = 0.5
     state_cache_mib: int | None = None
+    vision_cache_mib: int = 512
     dtype: DTypeName = "auto"
     kv_cache_dtype: KVCacheDTypeName = "auto"
     device: DeviceName = "auto"
@@ -191,7 +193,7 @@ class EngineConfig(BatchLimits):
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_blocks", "max_model_len", "cpu_threads")
-        _check_not_below_zero(self, "weights_cache_gib", "state_cache_mib")
+        _check_not_below_zero(self, "weights_cache_gib", "state_cache_mib", "vision_cache_mib")
         _check_not_below_zero(self, "mlx_cache_mib", "wired_limit_mib")
         _check_above_zero(self, "max_stall_ms", "step_timeout")
         if not 0 < self.memory_fraction < 1:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar, cast
 
+from batching.inputs.images import TEXT_ONLY, NoVision, VisionModel
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ class ModelInfo:
     max_model_len: the most tokens of a request, prompt and output together.
     has_jinja_template: True if `get_chat_template` of the tokenizer returns a Jinja template; otherwise
         a function of mlx-lm or of the tokenizer renders conversations.
+    vision: whether and how the model takes images.
     reranker: how the model scores documents; None if it is not a reranker.
     mode, mode_reason: the part of the model that runs for all rows of a step at once, in the words of the
         self-check, and why it is not all of it; empty if it is.
@@ -93,6 +95,7 @@ class ModelInfo:
     has_jinja_template: bool = False
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS
     reranker: Reranker | None = None
+    vision: VisionModel | NoVision = TEXT_ONLY
     mode: str = "ragged"
     mode_reason: str = ""
     _derived: dict[object, object] = field(

@@ -1,11 +1,15 @@
 """Builds an engine in the thread that will own it: platform, model, self-check, KV pool."""
 
+from dataclasses import replace
+
 from batching.backend.builder.opening import OpenModel, open_model
 from batching.backend.builder.platforms import choose_platform
 from batching.backend.builder.startup_lines import startup_lines
+from batching.backend.memory.device import MIB
 from batching.backend.pooling.uses import reranker_of
+from batching.backend.vision.opening import OpenVision
 from batching.batch_inference import BatchInferenceEngine
-from batching.config import EngineConfig
+from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
@@ -35,7 +39,7 @@ def build_engine(config: EngineConfig, slices: LoadSlices = ONE_SLICE) -> Loaded
 def _engine(config: EngineConfig, model: OpenModel) -> LoadedEngine:
     executor = model.executor
     engine = BatchInferenceEngine(
-        ContinuousBatchingScheduler(model.sizes.limits),
+        ContinuousBatchingScheduler(_limits(config, model)),
         executor,
         max_stall=config.max_stall_ms / 1000,
         min_chunk=model.platform.min_chunk,
@@ -44,12 +48,20 @@ def _engine(config: EngineConfig, model: OpenModel) -> LoadedEngine:
     wired = model.platform.wire()
     lines = startup_lines(config.model_id, model, wired)
     sizes = model.sizes
-    memory = MemoryUse(model.prepared.num_bytes, sizes.kv_cache, sizes.states)
+    memory = MemoryUse(model.num_bytes, sizes.kv_cache, sizes.states)
     return LoadedEngine(engine, _info(config, model), lines, memory, executor.close)
 
 
+def _limits(config: EngineConfig, model: OpenModel) -> SchedulerConfig:
+    """Return the scheduler's limits, with the rows of images that may be kept."""
+    if not isinstance(model.vision, OpenVision):
+        return model.sizes.limits
+    max_rows = config.vision_cache_mib * MIB // model.vision.row_bytes
+    return replace(model.sizes.limits, max_image_rows=max_rows)
+
+
 def _info(config: EngineConfig, model: OpenModel) -> ModelInfo:
-    loaded = model.loaded
+    loaded, vision = model.loaded, model.vision
     has_defaults = config.generation_config == "auto"
     return ModelInfo(
         model_id=config.model_id,
@@ -63,6 +75,7 @@ def _info(config: EngineConfig, model: OpenModel) -> ModelInfo:
         has_jinja_template=loaded.has_jinja_template,
         embeddings=model.embeddings,
         reranker=reranker_of(config, loaded.description, loaded.tokenizer, loaded.vocab_size),
+        vision=vision.model if isinstance(vision, OpenVision) else vision,
         mode=model.checked.mode,
         mode_reason=model.checked.reason,
     )

@@ -59,6 +59,12 @@ class OpenModel:
     def loaded(self) -> LoadedModel:
         return self.prepared.loaded
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all weights."""
+        of_vision = self.vision.num_bytes if isinstance(self.vision, OpenVision) else 0
+        return self.prepared.num_bytes + of_vision
+
 
 def open_model(
     config: EngineConfig, platform: Platform, slices: LoadSlices = ONE_SLICE
@@ -152,7 +158,10 @@ def _opened(
     vision = open_vision(
         loaded.source, loaded.model, checked.platform.weights_dtype, changes, slices
     )
-    sizes = sizes_of(config, checked, loaded.max_model_len, prepared.num_bytes)
+    num_bytes = prepared.num_bytes
+    if isinstance(vision, OpenVision):
+        num_bytes += vision.num_bytes
+    sizes = sizes_of(config, checked, loaded.max_model_len, num_bytes)
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     images = vision.images if isinstance(vision, OpenVision) else None
     runner = _runner(loaded, checked, sizes.limits, head, images)

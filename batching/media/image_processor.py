@@ -1,0 +1,76 @@
+"""Makes of pictures what a model's vision tower reads, in a process of its own."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.inputs.images import ImageInput, VisionModel
+from batching.media import processor_process
+from batching.media.processor_process import ANSWER, REQUEST
+from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits
+
+# The file that imports model files of mlx-vlm; the server's own process need not have it.
+_MODELS_FILE: Final = Path(__file__).parents[1] / "backend" / "vision" / "mlx_vlm_models.py"
+# Of one image; a 4K one takes four.
+_CPU_SECONDS: Final = 30
+# MLX reserves addresses that it does not use.
+_MEMORY_BYTES: Final = 32 << 30
+
+
+class UnfitImage(Exception):
+    """A picture that the model's processor does not take, as one that is too narrow."""
+
+
+class ImageProcessor:
+    """The image processor of a model; any thread may ask, one picture at a time each process.
+
+    image_text: what the chat template writes for an image.
+    """
+
+    def __init__(self, model: VisionModel, image_text: str, num_processes: int) -> None:
+        self._image_token_id = model.image_token_id
+        self._text = image_text.encode()
+        self._sandbox = Sandbox(
+            processor_process.__file__,
+            SandboxLimits(_CPU_SECONDS, _MEMORY_BYTES),
+            arguments=[str(_MODELS_FILE), str(model.folder), model.model_type, image_text],
+            num_processes=num_processes,
+        )
+
+    def process(self, pixels: npt.NDArray[np.uint8]) -> ImageInput:
+        """Return the tokens and the inputs of a picture, RGB `[height, width, 3]`; blocking.
+
+        Raises:
+            UnfitImage: the processor does not take it.
+            SandboxLost: the process was killed, or had no answer in time: no fault of the image.
+            Interrupted: the caller has given up.
+        """
+        height, width, _ = pixels.shape
+        head = REQUEST.pack(height, width, len(self._text))
+        try:
+            answer = self._sandbox.ask(head + self._text + pixels.tobytes())
+        except SandboxExceeded:
+            raise UnfitImage("takes too much time or memory") from None
+        return self._input(answer)
+
+    def close(self) -> None:
+        """End the processes; they start again when they are needed."""
+        self._sandbox.close()
+
+    def _input(self, answer: bytes) -> ImageInput:
+        (size,) = ANSWER.unpack_from(answer)
+        at = ANSWER.size + size
+        found = json.loads(answer[ANSWER.size : at])
+        if "error" in found:
+            raise UnfitImage("has a size or a ratio of its sides that the model does not take")
+        arrays: dict[str, npt.NDArray[np.generic]] = {}
+        for name, dtype, shape in found["arrays"]:
+            count = int(np.prod(shape, dtype=np.int64))
+            arrays[name] = np.frombuffer(answer, dtype, count, at).reshape(shape)
+            at += arrays[name].nbytes
+        token_ids = tuple(found["token_ids"])
+        rows = np.flatnonzero(np.array(token_ids) == self._image_token_id)
+        return ImageInput(token_ids, rows, arrays)

@@ -1,0 +1,115 @@
+"""Runs the image processor of a model, as a worker of `batching.sandbox`: it must not import anything of the project.
+
+The processor is the family's own, of mlx-vlm or of transformers, and gets pixels that were decoded elsewhere.
+"""
+
+import json
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+# Height and width of the picture, and how many bytes of text follow; then that text, and the pixels.
+REQUEST: Final = struct.Struct(">III")
+# How many bytes of JSON follow, then that, and the arrays in its order.
+ANSWER: Final = struct.Struct(">I")
+
+_MODELS: Final = "mlx_vlm.models"
+# Of the processor's outputs: those of the text, which are not for the tower.
+_OF_TEXT: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_WARM: Final = 64
+
+_process: Callable[[Any, str], Mapping[str, Any]]
+
+
+def prepare(models_file: str, folder: str, model_type: str, text: str) -> None:
+    """Load the processor of a model's directory; later, no file can be opened.
+
+    models_file: the module that imports model files of mlx-vlm.
+    text: what a prompt has for an image.
+    """
+    global _process
+    models = _module(models_file)
+    _process = _processor(models, folder, model_type)
+    # What is imported at the first use only.
+    _process(np.zeros((_WARM, _WARM, 3), np.uint8), text)
+
+
+def answer(message: bytes) -> bytes:
+    """Return the tokens of an image and the inputs of the tower, or why there are none."""
+    height, width, size = REQUEST.unpack_from(message)
+    start = REQUEST.size + size
+    text = message[REQUEST.size : start].decode()
+    pixels = np.frombuffer(message, np.uint8, offset=start).reshape(height, width, 3)
+    try:
+        found = _process(pixels, text)
+    except (ValueError, ZeroDivisionError) as error:
+        # As a picture that is too narrow for the model.
+        return _packed({"error": type(error).__name__})
+    arrays = {
+        name: np.ascontiguousarray(values)
+        for name, values in found.items()
+        if name not in _OF_TEXT and values is not None
+    }
+    token_ids = np.asarray(found["input_ids"]).ravel().tolist()
+    described = [[name, a.dtype.str, a.shape] for name, a in arrays.items()]
+    return _packed({"token_ids": token_ids, "arrays": described}, *arrays.values())
+
+
+def _packed(head: dict[str, Any], *arrays: Any) -> bytes:
+    text = json.dumps(head).encode()
+    return b"".join([ANSWER.pack(len(text)), text, *(array.tobytes() for array in arrays)])
+
+
+def _module(file: str) -> ModuleType:
+    spec = spec_from_file_location("models", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules["models"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _processor(
+    models: ModuleType, folder: str, model_type: str
+) -> Callable[[Any, str], Mapping[str, Any]]:
+    """Return what makes inputs of pixels and the text of an image."""
+    import mlx.core as mx
+    from PIL import Image
+    from transformers import AutoProcessor
+
+    mx.set_default_device(mx.cpu)
+    classes = _registered(models, model_type)
+    kind = classes.get(model_type.lower(), AutoProcessor)
+    processor = kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+    def process(pixels: Any, text: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = processor(
+            text=[text],
+            images=[Image.fromarray(pixels)],
+            add_special_tokens=False,
+            return_tensors="np",
+        )
+        return found
+
+    return process
+
+
+def _registered(models: ModuleType, model_type: str) -> dict[str, Any]:
+    """Return the processors that mlx-vlm's model file would put into `AutoProcessor`, by model types."""
+    classes: dict[str, Any] = {}
+
+    def register(types: str | list[str], kind: Any) -> None:
+        classes.update(dict.fromkeys([types] if isinstance(types, str) else types, kind))
+
+    base: Any = models.model_file("base")
+    base.install_auto_processor_patch = register
+    # The arrays leave this process as they are.
+    base.to_mlx = dict
+    models.model_file(model_type)
+    return classes
