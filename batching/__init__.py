@@ -47,6 +47,7 @@ from batching.inputs.rerank_templates import RERANK_TEMPLATES
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.machine import Machine, report_backend, this_machine
+from batching.media.image_decoder import ImageDecoder, Pixels, TooManyPixels, UnreadableImage
 from batching.model_files.description import ModelDescription, describe, outline, read_config
 from batching.model_files.model_types import served_as
 from batching.model_files.references import (
@@ -105,6 +106,7 @@ __all__ = [
     "EngineStopped",
     "FinishReason",
     "GrammarText",
+    "ImageDecoder",
     "InputTooLong",
     "Interruption",
     "InvalidRequest",
@@ -124,6 +126,7 @@ __all__ = [
     "NoEmbeddings",
     "NotRegular",
     "Observers",
+    "Pixels",
     "PoolTooLarge",
     "PoolingParams",
     "PoolingType",
@@ -149,6 +152,8 @@ __all__ = [
     "TokenOutput",
     "TokenStream",
     "Tokenizer",
+    "TooManyPixels",
+    "UnreadableImage",
     "UnsupportedKVDType",
     "Vector",
     "bundled_file",

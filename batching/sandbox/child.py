@@ -89,9 +89,8 @@ def answer_messages(
         send(answers, answer(message))
 
 
-def main(
-    file: str, cpu_seconds: int, memory_bytes: int, stack_bytes: int, arguments: Sequence[str]
-) -> None:
+def main(file: str, limits: Sequence[str], arguments: Sequence[str]) -> None:
+    cpu_seconds, memory_bytes, stack_bytes = map(int, limits)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     worker = load(file, arguments)
@@ -115,4 +114,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5:])
+    main(sys.argv[1], sys.argv[2:5], sys.argv[5:])
