@@ -25,6 +25,7 @@ HEADINGS: Final = {
     "read_timeout": "Timeouts and shutdown",
     "data_dir": "Stored data",
     "max_file_mib": "Files and batches",
+    "max_images": "Images",
     "log_level": "Logging",
 }
 _SERVE: Final = "OpenAI-compatible inference server on MLX."

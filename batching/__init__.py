@@ -43,10 +43,13 @@ from batching.errors import (
 )
 from batching.fit.estimate import MemoryEstimate, estimate
 from batching.fit.weights import Compute
+from batching.inputs.images import ImageInput, NoVision, PlacedImage, VisionModel
 from batching.inputs.rerank_templates import RERANK_TEMPLATES
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.machine import Machine, report_backend, this_machine
+from batching.media.image_decoder import ImageDecoder, Pixels, TooManyPixels, UnreadableImage
+from batching.media.image_processor import ImageProcessor, UnfitImage
 from batching.model_files.description import ModelDescription, describe, outline, read_config
 from batching.model_files.model_types import served_as
 from batching.model_files.references import (
@@ -105,6 +108,9 @@ __all__ = [
     "EngineStopped",
     "FinishReason",
     "GrammarText",
+    "ImageDecoder",
+    "ImageInput",
+    "ImageProcessor",
     "InputTooLong",
     "Interruption",
     "InvalidRequest",
@@ -122,8 +128,11 @@ __all__ = [
     "ModelTooLarge",
     "NewTokens",
     "NoEmbeddings",
+    "NoVision",
     "NotRegular",
     "Observers",
+    "Pixels",
+    "PlacedImage",
     "PoolTooLarge",
     "PoolingParams",
     "PoolingType",
@@ -149,8 +158,12 @@ __all__ = [
     "TokenOutput",
     "TokenStream",
     "Tokenizer",
+    "TooManyPixels",
+    "UnfitImage",
+    "UnreadableImage",
     "UnsupportedKVDType",
     "Vector",
+    "VisionModel",
     "bundled_file",
     "check_input",
     "check_token_ids",

@@ -42,6 +42,7 @@ APP_LAYERS: Final = (
     ("app.admission",),
     ("app.generation", "app.batches"),
     ("app.settings",),
+    ("app.media",),
     ("app.flags",),
     ("app.server_state",),
     ("app.server",),
@@ -197,6 +198,9 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
         ("batching.constraints.matcher", "numpy"),
         ("batching.constraints.matcher", "llguidance"),
         ("batching.inputs.images", "numpy"),
+        ("batching.media.decode_process", "PIL"),
+        ("batching.media.image_decoder", "numpy"),
+        ("batching.media.image_processor", "numpy"),
         ("batching.model_files.gguf_header", "gguf"),
         # It knows where its cache is.
         ("batching.models.needs", "huggingface_hub"),

@@ -91,9 +91,7 @@ def image_text(model: ModelInfo) -> ImageText:
 
 def _rendered(model: ModelInfo, parts: Sequence[Mapping[str, Any]]) -> str:
     try:
-        return render_turns(
-            model, [{"role": "user", "content": parts}], add_generation_prompt=True
-        )
+        return render_turns(model, [{"role": "user", "content": parts}], add_generation_prompt=True)
     except (RendererLost, TemplateTooMuch):
         raise
     except Exception:  # a template may raise anything
@@ -112,7 +110,10 @@ def _added(without: str, with_one: str) -> tuple[int, int]:
     while start < len(without) and without[start] == with_one[start]:
         start += 1
     stop = len(with_one)
-    while stop - len(with_one) + len(without) > start and without[stop - len(with_one) - 1] == with_one[stop - 1]:
+    while (
+        stop - len(with_one) + len(without) > start
+        and without[stop - len(with_one) - 1] == with_one[stop - 1]
+    ):
         stop -= 1
     return start, stop
 

@@ -176,6 +176,29 @@ class Settings(EngineSettings):
         description="Most lines of batches begun while other requests come, which wait for longer steps "
         "with more. Otherwise lines take the whole batch.",
     )
+    max_images: int = Field(default=32, ge=0, description="Most images of a request.")
+    max_image_mib: int = Field(default=20, ge=1, description="Largest file of an image, in MiB.")
+    max_image_pixels: int = Field(
+        default=40_000_000,
+        ge=1,
+        description="Most pixels of the file of an image; a model may get fewer.",
+    )
+    media_workers: int = Field(
+        default=2,
+        ge=1,
+        description="Most processes that read images, one image at a time each.",
+    )
+    media_domains: str = Field(
+        default="",
+        description="Hosts from which the server loads images that a request names by URL: names as they are, "
+        "separated by commas, with a port if it is not 80 or 443. Empty is none.",
+    )
+    media_timeout: float = Field(
+        default=10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds within which an image of a URL must be loaded.",
+    )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         default="info", description="Least severe messages to log."
     )
@@ -252,6 +275,10 @@ class Settings(EngineSettings):
     @property
     def allowed_origins(self) -> list[str]:
         return _split(self.cors_origins)
+
+    @property
+    def media_hosts(self) -> list[str]:
+        return _split(self.media_domains)
 
     @property
     def allowed_host_names(self) -> list[str]:

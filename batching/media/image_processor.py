@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.inputs.images import ImageInput, VisionModel
-from batching.media import processor_process
-from batching.media.processor_process import ANSWER, REQUEST
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits
 
-# The file that imports model files of mlx-vlm; the server's own process need not have it.
-_MODELS_FILE: Final = Path(__file__).parents[1] / "backend" / "vision" / "mlx_vlm_models.py"
+# The files of the process; this one imports neither MLX nor mlx-vlm.
+_FOLDER: Final = Path(__file__).parents[1] / "backend" / "vision"
+_WORKER: Final = _FOLDER / "processor_process.py"
+_MODELS: Final = _FOLDER / "mlx_vlm_models.py"
 # Of one image; a 4K one takes four.
 _CPU_SECONDS: Final = 30
 # MLX reserves addresses that it does not use.
@@ -32,11 +32,11 @@ class ImageProcessor:
 
     def __init__(self, model: VisionModel, image_text: str, num_processes: int) -> None:
         self._image_token_id = model.image_token_id
-        self._text = image_text.encode()
+        self._text = image_text
         self._sandbox = Sandbox(
-            processor_process.__file__,
+            str(_WORKER),
             SandboxLimits(_CPU_SECONDS, _MEMORY_BYTES),
-            arguments=[str(_MODELS_FILE), str(model.folder), model.model_type, image_text],
+            arguments=[str(_MODELS), str(model.folder), model.model_type, image_text],
             num_processes=num_processes,
         )
 
@@ -49,9 +49,9 @@ class ImageProcessor:
             Interrupted: the caller has given up.
         """
         height, width, _ = pixels.shape
-        head = REQUEST.pack(height, width, len(self._text))
+        head = json.dumps({"height": height, "width": width, "text": self._text})
         try:
-            answer = self._sandbox.ask(head + self._text + pixels.tobytes())
+            answer = self._sandbox.ask(head.encode() + b"\n" + pixels.tobytes())
         except SandboxExceeded:
             raise UnfitImage("takes too much time or memory") from None
         return self._input(answer)
@@ -61,9 +61,8 @@ class ImageProcessor:
         self._sandbox.close()
 
     def _input(self, answer: bytes) -> ImageInput:
-        (size,) = ANSWER.unpack_from(answer)
-        at = ANSWER.size + size
-        found = json.loads(answer[ANSWER.size : at])
+        at = answer.index(b"\n") + 1
+        found = json.loads(answer[:at])
         if "error" in found:
             raise UnfitImage("has a size or a ratio of its sides that the model does not take")
         arrays: dict[str, npt.NDArray[np.generic]] = {}

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from threading import Lock, Semaphore
@@ -55,9 +55,12 @@ class SandboxLimits:
 class SandboxProcess:
     """One process, started when it is needed; one thread at a time uses it."""
 
-    def __init__(self, worker: str, limits: SandboxLimits) -> None:
+    def __init__(self, worker: str, limits: SandboxLimits, arguments: Sequence[str] = ()) -> None:
         # -I: no variable of the environment and no module beside the file is taken notice of.
-        self._command = [sys.executable, "-I", child.__file__, worker, *map(str, astuple(limits))]
+        command = [sys.executable, "-I", child.__file__, worker, *map(str, astuple(limits))]
+        self._command = [*command, *arguments]
+        # An answer that is longer was never in the process.
+        self._max_bytes = limits.memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._is_ready = False
@@ -98,8 +101,8 @@ class SandboxProcess:
             sock.close()
         return None if process is None else process.returncode
 
-    def ask(self, line: bytes, wall_seconds: float) -> bytes:
-        """Return the answer to a line, both without their ends; a process that was killed is replaced once.
+    def ask(self, message: bytes, wall_seconds: float) -> bytes:
+        """Return the answer to a message; a process that was killed is replaced once.
 
         Raises:
             SandboxExceeded: the process has ended by itself, as at a limit.
@@ -108,19 +111,19 @@ class SandboxProcess:
         """
         deadline = monotonic() + wall_seconds
         with suppress(SandboxLost):
-            return self._ask(line, deadline)
-        return self._ask(line, deadline)
+            return self._ask(message, deadline)
+        return self._ask(message, deadline)
 
-    def _ask(self, line: bytes, deadline: float) -> bytes:
+    def _ask(self, message: bytes, deadline: float) -> bytes:
         try:
             seconds = _left(deadline)
             sock = self.start()
             with interruptible(self._kill):
                 sock.settimeout(seconds)
                 if not self._is_ready:
-                    self._is_ready = _line_of(sock, deadline) == b""
-                sock.sendall(line + b"\n")
-                return _line_of(sock, deadline)
+                    self._is_ready = self._received(sock, deadline) == b""
+                sock.sendall(child.LENGTH.pack(len(message)) + message)
+                return self._received(sock, deadline)
         except Interrupted:
             self.stop()
             raise
@@ -129,20 +132,28 @@ class SandboxProcess:
             is_lost = status is None or status in _KILLS or not self._is_ready
             raise SandboxLost if is_lost else SandboxExceeded from None
 
+    def _received(self, sock: socket.socket, deadline: float) -> bytes:
+        (length,) = child.LENGTH.unpack(_received(sock, child.LENGTH.size, deadline))
+        if length > self._max_bytes:
+            self.stop()
+            raise SandboxExceeded
+        return _received(sock, length, deadline)
+
     def _kill(self) -> None:
         # None at the end of the server.
         if (process := self._process) is not None:
             process.kill()
 
 
-def _line_of(sock: socket.socket, deadline: float) -> bytes:
+def _received(sock: socket.socket, num_bytes: int, deadline: float) -> bytes:
     pieces: list[bytes] = []
-    while not (pieces and pieces[-1].endswith(b"\n")):
+    while num_bytes:
         sock.settimeout(_left(deadline))
-        if not (piece := sock.recv(_READ_BYTES)):
+        if not (piece := sock.recv(min(num_bytes, _READ_BYTES))):
             raise ConnectionError("the process has ended")
         pieces.append(piece)
-    return b"".join(pieces)[:-1]
+        num_bytes -= len(piece)
+    return b"".join(pieces)
 
 
 def _left(deadline: float) -> float:
@@ -155,7 +166,8 @@ class Sandbox:
     """Asks a few processes of one program, in any thread; they end with this object.
 
     worker: the file of the program, as `child` describes.
-    wall_seconds: seconds of the clock, from when a line has a process.
+    arguments: those of the worker's `prepare`.
+    wall_seconds: seconds of the clock, from when a message has a process.
     num_kept: how many processes stay when they have answered.
     """
 
@@ -164,33 +176,34 @@ class Sandbox:
         worker: str,
         limits: SandboxLimits,
         *,
+        arguments: Sequence[str] = (),
         wall_seconds: float = _WALL_SECONDS,
         num_processes: int = _NUM_PROCESSES,
         num_kept: int = 1,
     ) -> None:
         self._wall_seconds = wall_seconds
         self._num_kept = num_kept
-        self._processes = [SandboxProcess(worker, limits) for _ in range(num_processes)]
-        # The last one is used first: it has what it made for the line before.
+        self._processes = [SandboxProcess(worker, limits, arguments) for _ in range(num_processes)]
+        # The last one is used first: it has what it made for the message before.
         self._free = list(self._processes)
         self._places = Semaphore(num_processes)
         self._lock = Lock()
         weakref.finalize(self, _stop, self._processes)
 
     def warm_up(self) -> None:
-        """Start the processes before there is a line, and do not wait until they are ready."""
+        """Start the processes before there is a message, and do not wait until they are ready."""
         for process in self._processes:
             process.start()
 
-    def ask(self, line: bytes) -> bytes:
-        """Return the answer to a line; blocking, also until a process is free, which each is after a while.
+    def ask(self, message: bytes) -> bytes:
+        """Return the answer to a message; blocking, also until a process is free, which each is after a while.
 
         Raises: as `SandboxProcess.ask`.
         """
         self._places.acquire()
         process = self._free.pop()
         try:
-            return process.ask(line, self._wall_seconds)
+            return process.ask(message, self._wall_seconds)
         finally:
             self._give_back(process)
             self._places.release()

@@ -1,11 +1,12 @@
-"""Errors of references to values that the server does not have: clients know them by their codes.
+"""Errors of values of a request that clients know by their codes.
 
 InvalidRequest
 ├── PreviousResponseNotFound   no stored response of the client   → 400
 ├── InvalidEncryptedContent    not sealed by this server          → 400
-└── ItemNotFound               no stored item of the client       → 404
+├── ItemNotFound               no stored item of the client       → 404
+└── InvalidImage               an image that cannot be used       → 400
 
-A client that knows the code sends the conversation without the reference.
+A client that knows the code of a reference sends the conversation without the reference.
 """
 
 from typing import Final
@@ -25,6 +26,10 @@ class PreviousResponseNotFound(InvalidRequest):
 class InvalidEncryptedContent(InvalidRequest):
     def __init__(self, param: str) -> None:
         super().__init__(param, "this server has not made this value")
+
+
+class InvalidImage(InvalidRequest):
+    """Its message names the limit, and the setting if there is one."""
 
 
 class ItemNotFound(InvalidRequest):

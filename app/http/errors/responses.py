@@ -12,6 +12,7 @@ from starlette.types import Scope
 from app.http.errors.formats import ErrorReport, error_format
 from app.http.errors.invalid_requests import (
     InvalidEncryptedContent,
+    InvalidImage,
     ItemNotFound,
     PreviousResponseNotFound,
 )
@@ -67,6 +68,7 @@ ERROR_SPECS: Final[dict[type[BaseException], ErrorSpec]] = {
     RequestError: ErrorSpec(400),
     PreviousResponseNotFound: ErrorSpec(400, code="previous_response_not_found"),
     InvalidEncryptedContent: ErrorSpec(400, code="invalid_encrypted_content"),
+    InvalidImage: ErrorSpec(400, code="invalid_image"),
     ItemNotFound: ErrorSpec(404),
     ModelNotFound: ErrorSpec(404, code="model_not_found"),
     ModelTooLarge: ErrorSpec(400, code="model_too_large"),

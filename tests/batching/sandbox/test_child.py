@@ -9,7 +9,7 @@ import pytest
 from app.prompts import template_process
 from batching.constraints import compile_process, lark_process
 from batching.sandbox import child
-from batching.sandbox.child import answer_lines, limit_cpu, limit_process
+from batching.sandbox.child import answer_messages, limit_cpu, limit_process
 
 
 @pytest.mark.parametrize("module", [child, compile_process, lark_process, template_process])
@@ -25,10 +25,14 @@ def test_a_worker_is_loaded_from_its_file() -> None:
         assert worker.answer is not module.answer
 
 
-def test_a_line_is_answered_with_a_line() -> None:
-    answers, limited = io.BytesIO(), []
-    answer_lines(io.BytesIO(b"a\nb\n"), answers, bytes.strip, lambda: limited.append(1))
-    assert (answers.getvalue(), len(limited)) == (b"a\nb\n", 2)
+def test_a_message_is_answered_with_a_message() -> None:
+    messages, answers, limited = io.BytesIO(), io.BytesIO(), []
+    for message in (b"a\n", b"", b" b\xff "):
+        child.send(messages, message)
+    messages.seek(0)
+    answer_messages(messages, answers, bytes.strip, lambda: limited.append(1))
+    answers.seek(0)
+    assert (list(child.received(answers)), len(limited)) == ([b"a", b"", b"b\xff"], 3)
 
 
 def test_a_process_has_its_seconds_from_now_on() -> None:

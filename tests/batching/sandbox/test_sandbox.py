@@ -16,26 +16,32 @@ from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, Sa
 from scripts.server_process import wait_until
 
 WORKER: Final = """
-import os, signal
+import os, signal, threading
 
-def prepare():
+def prepare(*arguments):
     global was_prepared
-    was_prepared = True
+    was_prepared = repr(arguments).encode()
+
+class Endless(bytes):
+    def __len__(self):
+        return 1 << 40
 
 def overflow(n):
     return [overflow(n + 1)] if n < 10 ** 9 else n
 
 ANSWERS = {
     b"pid": lambda: b"%d" % os.getpid(),
-    b"prepared": lambda: b"%d" % was_prepared,
+    b"prepared": lambda: was_prepared,
     b"zone": lambda: repr(sorted(os.environ)).encode(),
     b"memory": lambda: b"a" * (1 << 40),
     b"time": lambda: [None for _ in iter(int, 1)],
     b"crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     b"killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    b"stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    # The signal may reach another thread, so this one waits for it.
+    b"stopped": lambda: (os.kill(os.getpid(), signal.SIGSTOP), threading.Event().wait()),
     b"file": lambda: open("/dev/null"),
-    b"two lines": lambda: b"a" * (1 << 19),
+    b"megabytes": lambda: b"\\n\\xff" * (1 << 19),
+    b"endless": lambda: Endless(),
 }
 
 def answer(line):
@@ -77,8 +83,13 @@ def test_a_process_is_prepared_and_kept(sandbox: Sandbox) -> None:
     first = pid(sandbox)
     sandbox.warm_up()
     assert pid(sandbox) == first != os.getpid()
-    assert sandbox.ask(b"prepared") == b"1"
-    assert len(sandbox.ask(b"two lines")) == 1 << 19
+    assert sandbox.ask(b"prepared") == b"()"
+    assert sandbox.ask(b"megabytes") == b"\n\xff" * (1 << 19)
+
+
+def test_a_worker_is_prepared_with_its_arguments(worker: str) -> None:
+    with closing(made(worker, arguments=("a b", "2"))) as sandbox:
+        assert sandbox.ask(b"prepared") == b"('a b', '2')"
 
 
 def test_one_that_is_not_kept_answers_once(worker: str) -> None:
@@ -88,7 +99,7 @@ def test_one_that_is_not_kept_answers_once(worker: str) -> None:
         assert pid(sandbox) != first
 
 
-@pytest.mark.parametrize("line", [b"memory", b"time", b"crash", b"file", b"unknown"])
+@pytest.mark.parametrize("line", [b"memory", b"time", b"crash", b"file", b"endless", b"unknown"])
 def test_work_that_ends_its_process_has_exceeded_it_and_others_go_on(
     sandbox: Sandbox, line: bytes
 ) -> None:

@@ -1,6 +1,5 @@
 """Images in batches, against mlx-vlm's own plain forward pass: each family, each pool."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 

@@ -4,7 +4,6 @@ The processor is the family's own, of mlx-vlm or of transformers, and gets pixel
 """
 
 import json
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
@@ -12,11 +11,6 @@ from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
-
-# Height and width of the picture, and how many bytes of text follow; then that text, and the pixels.
-REQUEST: Final = struct.Struct(">III")
-# How many bytes of JSON follow, then that, and the arrays in its order.
-ANSWER: Final = struct.Struct(">I")
 
 _MODELS: Final = "mlx_vlm.models"
 # Of the processor's outputs: those of the text, which are not for the tower.
@@ -40,13 +34,15 @@ def prepare(models_file: str, folder: str, model_type: str, text: str) -> None:
 
 
 def answer(message: bytes) -> bytes:
-    """Return the tokens of an image and the inputs of the tower, or why there are none."""
-    height, width, size = REQUEST.unpack_from(message)
-    start = REQUEST.size + size
-    text = message[REQUEST.size : start].decode()
-    pixels = np.frombuffer(message, np.uint8, offset=start).reshape(height, width, 3)
+    """Return the tokens of an image and the inputs of the tower, or why there are none.
+
+    Both messages are a line of JSON and then bytes: of pixels, or of the arrays that the line describes.
+    """
+    head, _, pixels = message.partition(b"\n")
+    asked = json.loads(head)
+    picture = np.frombuffer(pixels, np.uint8).reshape(asked["height"], asked["width"], 3)
     try:
-        found = _process(pixels, text)
+        found = _process(picture, asked["text"])
     except (ValueError, ZeroDivisionError) as error:
         # As a picture that is too narrow for the model.
         return _packed({"error": type(error).__name__})
@@ -61,8 +57,7 @@ def answer(message: bytes) -> bytes:
 
 
 def _packed(head: dict[str, Any], *arrays: Any) -> bytes:
-    text = json.dumps(head).encode()
-    return b"".join([ANSWER.pack(len(text)), text, *(array.tobytes() for array in arrays)])
+    return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in arrays)])
 
 
 def _module(file: str) -> ModuleType:

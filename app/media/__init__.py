@@ -1,0 +1,1 @@
+"""The images of requests: base64, and files of hosts that the operator lists."""

@@ -1,0 +1,1 @@
+"""Images: decoded in processes with limits."""
