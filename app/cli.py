@@ -126,11 +126,13 @@ def _application(
 ) -> Iterator[FastAPI]:
     """Make the app; on leaving the context, close the manager and the tracer."""
     tracer = make_tracer(os.environ)
+    app = create_app(manager, settings, tracer, storage)
     try:
-        yield create_app(manager, settings, tracer, storage)
+        yield app
     finally:
         manager.close(_ENGINE_STOP_TIMEOUT)
         SANDBOX.close()
+        app.state.service.images.close()
         if tracer is not None:
             tracer.close()
 

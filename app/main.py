@@ -33,6 +33,7 @@ from app.http.errors.responses import REJECTION_REASONS, register_handlers
 from app.http.inner_call import post_json
 from app.http.request_context import RequestContextMiddleware
 from app.http.request_lifetime import RequestLifetime
+from app.media.model_images import model_images
 from app.observability.metrics.registry import Metrics
 from app.observability.request_log import log_request
 from app.observability.request_record import RequestRecord
@@ -110,6 +111,7 @@ def create_app(
         finish,
         batches=_batch_runner(settings, admission, metrics, storage, lines),
         batch_endpoints=tuple(BATCH_ENDPOINTS),
+        images=model_images(settings),
         storage=storage,
     )
     manager.observe(lambda model_id: Observers(metrics.engines[model_id], service.throughput_log))

@@ -12,6 +12,7 @@ from app.admission.controller import AdmissionController
 from app.batches.runner import BatchRunner
 from app.http.request_context import InFlightRequests
 from app.http.unsent_bytes import UnsentBytes
+from app.media.model_images import ModelImages
 from app.observability.machine_room import MachineRoom
 from app.observability.metrics.registry import Metrics
 from app.observability.request_record import RequestRecord
@@ -50,6 +51,7 @@ class ServerState:
     batch_endpoints: the paths that lines of a batch may be sent to.
     in_flight: the requests for which a shutdown waits.
     unsent: the large bodies that clients have not read yet.
+    images: reads the images of requests.
     storage: stored responses, files and batches; in memory by default.
     detached: the tasks of background responses, by response id.
     model_watchers: those that follow the states of the models.
@@ -64,6 +66,7 @@ class ServerState:
     on_finish: Callable[[RequestRecord], None]
     batches: BatchRunner
     batch_endpoints: Sequence[str]
+    images: ModelImages
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     unsent: UnsentBytes = field(default_factory=UnsentBytes)
     throughput_log: ThroughputLogger = field(default_factory=ThroughputLogger)

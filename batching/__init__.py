@@ -43,7 +43,7 @@ from batching.errors import (
 )
 from batching.fit.estimate import MemoryEstimate, estimate
 from batching.fit.weights import Compute
-from batching.inputs.images import ImageInput, NoVision, PlacedImage, VisionModel
+from batching.inputs.images import ImageInput, PlacedImage
 from batching.inputs.rerank_templates import RERANK_TEMPLATES
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
@@ -60,7 +60,14 @@ from batching.model_files.references import (
     is_hub_id,
 )
 from batching.model_files.snapshot import missing_files
-from batching.model_info import NO_DEFAULTS, ModelInfo, SamplingDefaults, Tokenizer
+from batching.model_info import (
+    NO_DEFAULTS,
+    ModelInfo,
+    NoVision,
+    SamplingDefaults,
+    Tokenizer,
+    VisionModel,
+)
 from batching.models.lease import LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus

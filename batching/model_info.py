@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from batching.inputs.images import TEXT_ONLY, NoVision, VisionModel
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
 
 T = TypeVar("T")
@@ -71,6 +71,30 @@ class SamplingDefaults:
 
 
 NO_DEFAULTS: Final = SamplingDefaults()
+
+
+@dataclass(frozen=True, slots=True)
+class VisionModel:
+    """A model that takes images.
+
+    folder: the directory with the files of its processor.
+    model_type: its type, as its config names it.
+    image_token_id: the token that stands for a row of an image in a prompt.
+    """
+
+    folder: Path
+    model_type: str
+    image_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoVision:
+    """A model that takes no images; `reason` says why, and follows its name in a sentence."""
+
+    reason: str
+
+
+TEXT_ONLY: Final = NoVision("takes text only")
 
 
 @dataclass(frozen=True, slots=True)

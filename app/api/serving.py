@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,14 +23,18 @@ from app.http.early_stream import early_stream
 from app.http.errors.rejections import ModelNotReady
 from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat
+from app.prompts.image_marks import RequestedImage
 from app.server_state import server_state
 from app.settings import env_name
 from batching import (
     AsyncEngine,
     ContextLengthExceeded,
     DeadlineExceeded,
+    ImageInput,
     InvalidRequest,
     LeaseRequest,
+    ModelInfo,
+    PlacedImage,
     Priority,
 )
 
@@ -126,6 +130,16 @@ async def prepared(request: Request, function: Callable[[], T]) -> T:
     return await server_state(request).threads.prompts.run(function, client_of(request).name)
 
 
+async def images_of(
+    request: Request, model: ModelInfo, images: Mapping[str, RequestedImage]
+) -> Mapping[str, ImageInput]:
+    """Return what the model takes for the images of a conversation, by their marks.
+
+    Raises: as `ModelImages.read`.
+    """
+    return await server_state(request).images.read(model, images, client_of(request).name)
+
+
 def client_of(request: Request) -> Client:
     """Return the client that `Authentication` has identified."""
     return client_in(request.scope)
@@ -209,6 +223,7 @@ async def build_job_async(
     *,
     completion_id: str,
     output: OutputFormat,
+    images: tuple[PlacedImage, ...] = (),
 ) -> GenerationJob:
     """Build a job, in a worker thread if that may take long; only a few grammars are compiled at a time.
 
@@ -226,6 +241,7 @@ async def build_job_async(
         completion_id=completion_id,
         output=output,
         max_output_tokens=state.settings.max_output_tokens,
+        images=images,
     )
     threads = state.threads.prompts if output.grammar is None else state.threads.grammars
     key = client_of(request).name

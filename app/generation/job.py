@@ -19,6 +19,7 @@ from batching import (
     Constraint,
     InvalidRequest,
     ModelInfo,
+    PlacedImage,
     SamplingParams,
     SequenceSpec,
     check_token_ids,
@@ -69,12 +70,14 @@ def build_job(
     completion_id: str,
     max_output_tokens: int,
     output: OutputFormat | None = None,
+    images: tuple[PlacedImage, ...] = (),
 ) -> GenerationJob:
     """Check a request and compile it for an engine.  It blocks, so do not call it on the event loop.
 
     prompts: token ids.
     max_output_tokens: the most tokens that all choices of one request may have together.
     output: the format of the output; None is plain text.
+    images: those of the only prompt.
 
     Raises:
         RequestError: this model or this server can never serve the request as it is.
@@ -89,6 +92,7 @@ def build_job(
         stop_token_ids=stop_token_ids,
         cache_salt=params.cache_salt or "",
         reports_progress=params.report_progress,
+        images=images,
         num_choices=params.num_choices,
     )
     engine.check([spec.with_prompt(prompt) for prompt in prompts])

@@ -1,5 +1,6 @@
 """The prompt of a conversation, and the output format of its completions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.parsing.formats.model_format import message_format
@@ -8,7 +9,7 @@ from app.parsing.output_format import GrammarSpec, OutputFormat
 from app.parsing.tool_spec import NamedTool
 from app.prompts.conversation import Conversation
 from app.prompts.render import ChatPrompt, Truncation, chat_prompt
-from batching import ModelInfo
+from batching import ImageInput, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,11 @@ def prepare_chat(
     *,
     grammar: GrammarSpec | None = None,
     truncation: Truncation | None = None,
+    images: Mapping[str, ImageInput] | None = None,
 ) -> PreparedChat:
     """Render a conversation and choose the format of its output.  It blocks, so not on the event loop.
 
+    images: those of the conversation, by their marks.
     grammar: constrains the content; with tools, the output is either calls or such content.
 
     Raises:
@@ -33,7 +36,7 @@ def prepare_chat(
         PromptTooLong: the prompt cannot fit in the context.
     """
     format_ = message_format(model)
-    prompt = chat_prompt(model, conversation, format_, truncation)
+    prompt = chat_prompt(model, conversation, format_, truncation, images)
     spec = MessageSpec(
         tools=conversation.offered_tools,
         tool_choice=conversation.tool_choice,

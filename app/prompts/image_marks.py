@@ -4,22 +4,15 @@ A text with marks can be joined, wrapped and rendered like any other, and the pl
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final
-
-from app.prompts.model_template import render_turns
-from app.prompts.template_sandbox import RendererLost, TemplateTooMuch
-from batching import ImageInput, InvalidRequest, ModelInfo, PlacedImage
+from typing import Final, NamedTuple
 
 # Noncharacters of Unicode, which are for such uses, around the SHA-256 of what a client has sent.
 _BEGIN: Final = "\ufdd0"
 _END: Final = "\ufdd1"
-_MARK: Final = re.compile(f"{_BEGIN}([0-9a-f]{{64}}){_END}")
-_BEFORE: Final = "probe-0"
-_AFTER: Final = "probe-1"
+MARK: Final = re.compile(f"{_BEGIN}[0-9a-f]{{64}}{_END}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +33,13 @@ class ImageSource:
         return f"{_BEGIN}{digest}{_END}"
 
 
+class RequestedImage(NamedTuple):
+    """An image of a request, and the field that has it, for errors."""
+
+    source: ImageSource
+    param: str
+
+
 class MarkedText(str):
     """A text with marks, and the images that they stand for."""
 
@@ -54,116 +54,13 @@ class MarkedText(str):
         return made
 
 
-def images_in(text: str) -> Mapping[str, ImageSource]:
-    """Return the images of a text, by their marks."""
-    return text.images if isinstance(text, MarkedText) else {}
-
-
-@dataclass(frozen=True, slots=True)
-class ImageText:
-    """What a chat template writes for an image.
-
-    is_first: it writes images before the text of their turn, wherever they are in it.
-    """
-
-    text: str
-    is_first: bool
-
-
-@lru_cache(maxsize=8)
-def image_text(model: ModelInfo) -> ImageText:
-    """Return what the template of a model writes for an image.
-
-    Raises:
-        InvalidRequest: it writes nothing, or takes no images.
-        TemplateTooMuch: it took too much time or memory.
-        RendererLost: the process that renders was killed, or had no time.
-    """
-    texts = [{"type": "text", "text": text} for text in (_BEFORE, _AFTER)]
-    without = _rendered(model, texts)
-    with_one = _rendered(model, [texts[0], {"type": "image"}, texts[1]])
-    start, stop = _added(without, with_one)
-    added = with_one[start:stop]
-    if not added:
-        raise _no_images(model)
-    return ImageText(added, is_first=start <= with_one.find(_BEFORE))
-
-
-def _rendered(model: ModelInfo, parts: Sequence[Mapping[str, Any]]) -> str:
-    try:
-        return render_turns(model, [{"role": "user", "content": parts}], add_generation_prompt=True)
-    except (RendererLost, TemplateTooMuch):
-        raise
-    except Exception:  # a template may raise anything
-        raise _no_images(model) from None
-
-
-def _no_images(model: ModelInfo) -> InvalidRequest:
-    return InvalidRequest(
-        "messages", f"the chat template of the model '{model.model_id}' writes nothing for an image"
-    )
-
-
-def _added(without: str, with_one: str) -> tuple[int, int]:
-    """Return where a text has what another one lacks; both are equal before and behind it."""
-    start = 0
-    while start < len(without) and without[start] == with_one[start]:
-        start += 1
-    stop = len(with_one)
-    while (
-        stop - len(with_one) + len(without) > start
-        and without[stop - len(with_one) - 1] == with_one[stop - 1]
-    ):
-        stop -= 1
-    return start, stop
+def images_in(text: str, param: str) -> dict[str, RequestedImage]:
+    """Return the images of a text that a field has, by their marks."""
+    images = text.images if isinstance(text, MarkedText) else {}
+    return {mark: RequestedImage(source, param) for mark, source in images.items()}
 
 
 def moved_first(content: str) -> str:
-    """Return a turn's text with its marks before all else."""
-    marks = [match[0] for match in _MARK.finditer(content)]
-    return "".join(marks) + _MARK.sub("", content)
-
-
-def placed(
-    model: ModelInfo, text: str, images: Mapping[str, ImageInput]
-) -> tuple[list[int], tuple[PlacedImage, ...]]:
-    """Tokenize a prompt with marks.
-
-    What a user writes like a token of an image is text.
-
-    images: by their marks; other marks are text.
-    """
-    ids: list[int] = []
-    found: list[PlacedImage] = []
-    special = _special_texts(model, images)
-    done = 0
-    for match in _MARK.finditer(text):
-        if (image := images.get(match[0])) is None:
-            continue
-        ids += _encoded(model, text[done : match.start()], special)
-        found.append(PlacedImage(len(ids), image))
-        ids += image.token_ids
-        done = match.end()
-    ids += _encoded(model, text[done:], special)
-    return ids, tuple(found)
-
-
-def _special_texts(model: ModelInfo, images: Mapping[str, ImageInput]) -> re.Pattern[str] | None:
-    """Return what finds the texts of tokens that only images have."""
-    ids = {token_id for image in images.values() for token_id in image.token_ids}
-    added: Mapping[str, int] = getattr(model.tokenizer, "get_added_vocab", dict)()
-    texts = sorted((text for text, token_id in added.items() if token_id in ids), key=len)
-    return re.compile("|".join(map(re.escape, reversed(texts)))) if texts else None
-
-
-def _encoded(model: ModelInfo, text: str, special: re.Pattern[str] | None) -> list[int]:
-    encode = model.tokenizer.encode
-    ids: list[int] = []
-    done = 0
-    for match in special.finditer(text) if special else ():
-        # Neither half is the token.
-        middle = match.start() + len(match[0]) // 2
-        for part in (text[done:middle], text[middle : match.end()]):
-            ids += encode(part, add_special_tokens=False)
-        done = match.end()
-    return ids + encode(text[done:], add_special_tokens=False) if done < len(text) else ids
+    """Return a text with its marks before all else."""
+    marks = [match[0] for match in MARK.finditer(content)]
+    return "".join(marks) + MARK.sub("", content)

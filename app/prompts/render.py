@@ -1,8 +1,8 @@
 """Renders prompts to token ids: chat templates and tokenization.  It blocks, so not on the event loop."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from jinja2 import TemplateError
@@ -11,11 +11,13 @@ from app.parsing.message_format import MessageFormat
 from app.prompts.chat_history import with_description
 from app.prompts.conversation import Conversation
 from app.prompts.harmony_history import harmony_effort, template_turns
+from app.prompts.image_marks import MARK, moved_first
+from app.prompts.image_places import image_text, placed
 from app.prompts.length_bound import longest_token
 from app.prompts.model_template import render_turns
 from app.prompts.template_sandbox import RendererLost, TemplateFailed
 from app.prompts.turn_order import adapted_turns, takes_system
-from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
+from batching import ContextLengthExceeded, ImageInput, InvalidRequest, ModelInfo, PlacedImage
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +74,14 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A rendered conversation; with truncation, `token_ids` are only a part of `text`."""
+    """A rendered conversation; with truncation, `token_ids` are only a part of `text`.
+
+    images: those whose tokens are among these.
+    """
 
     text: str
     token_ids: list[int]
+    images: tuple[PlacedImage, ...] = ()
 
 
 def chat_prompt(
@@ -83,11 +89,14 @@ def chat_prompt(
     conversation: Conversation,
     format_: MessageFormat,
     truncation: Truncation | None = None,
+    images: Mapping[str, ImageInput] | None = None,
 ) -> ChatPrompt:
     """Render a conversation with the chat template, up to where the completion begins.
 
+    images: those of the conversation, by their marks.
+
     Raises:
-        InvalidRequest: the model has no template, or the template rejects the conversation.
+        InvalidRequest: the model has no template, or the template rejects the conversation or leaves out an image.
         RendererLost: the process that renders was killed, or had no time.
         PromptTooLong: the prompt cannot fit in the context.
     """
@@ -95,8 +104,34 @@ def chat_prompt(
         raise InvalidRequest(
             "model", f"the model '{model.model_id}' has no chat template; use /v1/completions"
         )
+    if images:
+        return _with_images(model, conversation, format_, truncation, images)
     text = _rendered(model, conversation, format_)
     return ChatPrompt(text, _encoded(model, text, add_special_tokens=False, truncation=truncation))
+
+
+def _with_images(
+    model: ModelInfo,
+    conversation: Conversation,
+    format_: MessageFormat,
+    truncation: Truncation | None,
+    images: Mapping[str, ImageInput],
+) -> ChatPrompt:
+    if truncation is not None:
+        raise InvalidRequest("truncate_prompt_tokens", "a prompt with images cannot be truncated")
+    written = image_text(model)
+    if written.is_first:
+        messages = [replace(m, content=moved_first(m.content)) for m in conversation.messages]
+        conversation = replace(conversation, messages=messages)
+    text = _rendered(model, conversation, format_)
+    token_ids, found = placed(model, text, images)
+    num_marks = sum(len(MARK.findall(message.content)) for message in conversation.messages)
+    if len(found) != num_marks:
+        raise InvalidRequest(
+            "messages",
+            f"the model's chat template leaves out images: {len(found)} of {num_marks} are left",
+        )
+    return ChatPrompt(MARK.sub(written.text, text), token_ids, found)
 
 
 def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageFormat) -> str:

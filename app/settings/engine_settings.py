@@ -135,6 +135,11 @@ class EngineSettings(BaseSettings):
         description="MiB that the prefix cache may keep of recurrent states, of models that have them; "
         "0 keeps none, so that no prefix is found. Without it, an eighth of the free memory.",
     )
+    vision_cache_mib: int = Field(
+        default=512,
+        ge=0,
+        description="MiB of encoded images that stay for requests with equal ones, of models that take images.",
+    )
     generation_config: Literal["auto", "openai"] = Field(
         default="auto",
         description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: `auto` takes those "

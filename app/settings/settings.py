@@ -183,6 +183,12 @@ class Settings(EngineSettings):
         ge=1,
         description="Most pixels of the file of an image; a model may get fewer.",
     )
+    vision_pixels: int = Field(
+        default=2_000_000,
+        ge=1024,
+        description="Most pixels that a model sees of an image; a larger one is scaled down. More of them are "
+        "more tokens.",
+    )
     media_workers: int = Field(
         default=2,
         ge=1,

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +30,10 @@ class ImageInput:
     @property
     def num_rows(self) -> int:
         return len(self.rows)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
 
     @cached_property
     def digest(self) -> bytes:
@@ -71,27 +74,3 @@ def cache_ids(prompt: Sequence[int], images: Sequence[PlacedImage]) -> list[int]
     for placed in images:
         ids[placed.start : placed.stop] = placed.image.cache_ids
     return ids
-
-
-@dataclass(frozen=True, slots=True)
-class VisionModel:
-    """A model that takes images.
-
-    folder: the directory with the files of its processor.
-    model_type: its type, as its config names it.
-    image_token_id: the token that stands for a row of an image in a prompt.
-    """
-
-    folder: Path
-    model_type: str
-    image_token_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class NoVision:
-    """A model that takes no images; `reason` says why, and follows the model's name in a sentence."""
-
-    reason: str
-
-
-TEXT_ONLY: Final = NoVision("is a text model")

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from batching.inputs.images import ImageInput, VisionModel
+from batching.inputs.images import ImageInput
+from batching.model_info import VisionModel
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits
 
 # The files of the process; this one imports neither MLX nor mlx-vlm.

@@ -60,7 +60,6 @@ class Family:
 
     config: that of its tiny model.
     image: makes an image from a seed.
-    text_prefix: of the text model's weights in mlx-vlm's model.
     """
 
     config: Config
@@ -237,7 +236,7 @@ def _random(path: str, array: mx.array) -> mx.array:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=byte_vocabulary(SPECIAL), bos_token="<s>", eos_token="</s>"
     )
 
@@ -270,8 +269,9 @@ def plain_logits(model: Any, prompt: Prompt, output: Sequence[int]) -> mx.array:
         key: mx.array(np.concatenate([arrays[key] for arrays in images]))
         for key in (images[0] if images else ())
     }
-    inputs.setdefault("pixel_values", None)
-    found = model.get_input_embeddings(ids, mask=mx.ones_like(ids), **inputs)
+    found = model.get_input_embeddings(
+        ids, mask=mx.ones_like(ids), **{"pixel_values": None, **inputs}
+    )
     text = model.language_model
     cache = text.make_cache() if hasattr(text, "make_cache") else _caches(model)
     others = {k: v for k, v in found.to_dict().items() if v is not None and k != "inputs_embeds"}
@@ -284,4 +284,4 @@ def plain_logits(model: Any, prompt: Prompt, output: Sequence[int]) -> mx.array:
 def _caches(model: Any) -> list[Any]:
     from mlx_vlm.models.cache import KVCache
 
-    return [KVCache() for _ in model.layers]
+    return [KVCache() for _ in model.layers]  # type: ignore[no-untyped-call]

@@ -24,8 +24,8 @@ from batching.block_manager import BlockTable
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.errors import ModelLoadError
-from batching.inputs.images import NoVision
 from batching.inputs.sequence_spec import SequenceSpec
+from batching.model_info import NoVision
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 

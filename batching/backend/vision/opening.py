@@ -16,7 +16,7 @@ from batching.backend.vision.mlx_vlm_models import NoVisionModel
 from batching.backend.vision.rotate_axes import hook_axes
 from batching.backend.vision.tower import Tower, load_tower
 from batching.engine.load_slices import LoadSlices
-from batching.inputs.images import TEXT_ONLY, NoVision, VisionModel
+from batching.model_info import TEXT_ONLY, NoVision, VisionModel
 
 _TOKEN_IDS: Final = ("image_token_id", "image_token_index")
 

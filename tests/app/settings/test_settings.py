@@ -41,6 +41,7 @@ OTHER_VALUES: Final = {
     "num_blocks": "64",
     "memory_fraction": "0.25",
     "state_cache_mib": "64",
+    "vision_cache_mib": "64",
     "dtype": "float16",
     "kv_cache_dtype": "bfloat16",
     "device": "cpu",

@@ -12,6 +12,7 @@ from app.api.openai.schemas.tool_calling.tools import ToolList
 from app.api.schemas.fields import Text, field_error
 from app.parsing import tool_spec
 from app.prompts.conversation import Conversation
+from app.prompts.image_marks import RequestedImage, images_in
 
 # The longest of models have some 20,000.
 _MAX_TEMPLATE: Final = 128 * 1024
@@ -51,6 +52,13 @@ class ConversationOptions(ReasoningOptions):
         if self.tool_choice is not None:
             return self.tool_choice.to_choice()
         return "auto" if self.tools else "none"
+
+    def images_of(self, messages: Sequence[MessageParam]) -> dict[str, RequestedImage]:
+        """Return the images of turns, by their marks."""
+        images: dict[str, RequestedImage] = {}
+        for index, message in enumerate(messages):
+            images |= images_in(message.content, f"messages.{index}.content")
+        return images
 
     def conversation_of(self, messages: Sequence[MessageParam]) -> Conversation:
         return Conversation(

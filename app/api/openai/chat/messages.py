@@ -3,10 +3,11 @@
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, WrapValidator, model_validator
 
 from app.api.openai.schemas import unsupported
-from app.api.openai.schemas.text_parts import join_parts
+from app.api.openai.schemas.image_parts import Detail, read_image
+from app.api.openai.schemas.text_parts import join_parts, keep_marks
 from app.api.openai.schemas.tool_calling.tools import AnyToolCall
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_MESSAGES, Text, check_length, field_error
@@ -26,11 +27,22 @@ class RefusalPart(BaseModel):
     refusal: str
 
 
+class ImageURL(BaseModel):
+    url: str
+    detail: Detail = "auto"
+
+
+class ImagePart(BaseModel):
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
 Content = Annotated[
     Text,
+    WrapValidator(keep_marks),
     BeforeValidator(
-        partial(join_parts, fields=_TEXT_FIELDS),
-        json_schema_input_type=str | list[TextPart | RefusalPart],
+        partial(join_parts, fields=_TEXT_FIELDS, images={"image_url": read_image}),
+        json_schema_input_type=str | list[TextPart | ImagePart | RefusalPart],
     ),
 ]
 

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`."""
 
+from collections.abc import Mapping
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -13,13 +14,13 @@ from app.api.openai.response_builder import common_fields, new_id, respond
 from app.api.openai.schemas.sampling import check_num_choices
 from app.api.openai.schemas.tool_calling.tools import custom_names
 from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
-from app.api.serving import admit, build_job_async, engine_for
+from app.api.serving import admit, build_job_async, engine_for, images_of
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
 from app.parsing.tool_spec import NamedTool
 from app.prompts.chat import PreparedChat, prepare_chat
 from app.server_state import server_state
-from batching import ModelInfo
+from batching import ImageInput, ModelInfo
 
 router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
@@ -30,7 +31,8 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     check_num_choices(body, server_state(request).settings.max_choices)
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
         engine = await engine_for(request, body.model, is_streamed=body.stream)
-        prepare = partial(_prepared, body=body)
+        images = await images_of(request, engine.model, body.images)
+        prepare = partial(_prepared, body=body, images=images)
         chat = await run_with_template(request, engine.model, body.chat_template, prepare)
         job = await build_job_async(
             request,
@@ -39,6 +41,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
             body.to_generation_params(),
             completion_id=new_id("chatcmpl"),
             output=chat.output,
+            images=chat.prompt.images,
         )
         generation = await submit(engine, job, admitted)
     builder = ChatResponseBuilder(
@@ -54,7 +57,13 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     return await respond(request, generation, builder, stream=body.stream)
 
 
-def _prepared(model: ModelInfo, body: ChatCompletionRequest) -> PreparedChat:
+def _prepared(
+    model: ModelInfo, body: ChatCompletionRequest, images: Mapping[str, ImageInput]
+) -> PreparedChat:
     return prepare_chat(
-        model, body.to_conversation(), grammar=body.content_grammar(), truncation=body.truncation()
+        model,
+        body.to_conversation(),
+        grammar=body.content_grammar(),
+        truncation=body.truncation(),
+        images=images,
     )

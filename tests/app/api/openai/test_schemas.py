@@ -228,7 +228,7 @@ async def test_an_empty_stop_string_is_rejected(stop: Any) -> None:
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
             "messages.0.content",
-            "a part of type 'image_url' cannot be read: this model takes text only",
+            "an image cannot be read: this model takes text only",
         ),
         (
             {"role": "user", "content": ["Hi"]},

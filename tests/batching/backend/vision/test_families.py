@@ -22,7 +22,7 @@ NUM_OUTPUT: Final = 6
 
 
 def words(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 256, count).tolist()
+    return [int(i) for i in np.random.default_rng(seed).integers(0, 256, count)]
 
 
 def prompts_of(family: str) -> list[Prompt]:
@@ -36,8 +36,7 @@ def prompts_of(family: str) -> list[Prompt]:
 
 def engine_of(folder: Path, **config: Any) -> LoadedEngine:
     limits = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 4, "device": "cpu"}
-    exact = {"cpu_precision": "exact", "weights_cache_gib": 0, "min_copied_tokens": None}
-    exact.pop("min_copied_tokens")
+    exact = {"cpu_precision": "exact", "weights_cache_gib": 0}
     return build_engine(
         EngineConfig(model=str(folder), model_id="tiny", **{**limits, **exact, **config})
     )
