@@ -58,9 +58,8 @@ class Outcome(IntEnum):
     DECODED = 0
     OTHER_FORMAT = 1
     DAMAGED = 2
-    NO_PIXELS = 3
-    TOO_MANY_PIXELS = 4
-    SIDE_TOO_LONG = 5
+    TOO_MANY_PIXELS = 3
+    SIDE_TOO_LONG = 4
 
 
 class Rejected(Exception):
@@ -138,8 +137,6 @@ def _decoded(data: bytes, max_pixels: int) -> Image.Image:
 
 def _check(size: tuple[int, int]) -> None:
     width, height = size
-    if not width * height:
-        raise Rejected(Outcome.NO_PIXELS)
     if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
         raise Rejected(Outcome.TOO_MANY_PIXELS)
     if max(size) > MAX_SIDE:

@@ -32,7 +32,6 @@ class TooManyPixels(UnreadableImage):
 _REASONS: Final = {
     Outcome.OTHER_FORMAT: "is not JPEG, PNG, WebP or GIF, or its header is damaged",
     Outcome.DAMAGED: "is damaged or incomplete",
-    Outcome.NO_PIXELS: "has no pixels",
     Outcome.SIDE_TOO_LONG: f"is wider or higher than the limit of {MAX_SIDE} pixels",
 }
 _TOO_MUCH: Final = "cannot be read within the limits of memory and time"
