@@ -96,6 +96,7 @@ OF_THE_SERVER: Final = {
     "batch_lines_beside_requests",
     "max_images",
     "max_image_mib",
+    "vision_pixels",
     "max_image_pixels",
     "media_workers",
     "media_domains",
