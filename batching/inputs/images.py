@@ -1,31 +1,44 @@
 """Images of a prompt, as a model's vision tower reads them."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final, NamedTuple
 
 # 63 bits of a digest; the sign tells them from token ids.
 _KEY_BYTES: Final = 8
 
 
-@dataclass(frozen=True, eq=False)
+class TowerArray(NamedTuple):
+    """An input of a tower, by the name that the family's processor has for it, as `pixel_values`.
+
+    dtype: as numpy writes it, with the order of bytes.
+    data: in C order.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
 class ImageInput:
     """An image after the model's own processor: what its tower reads, and the tokens that it takes in a prompt.
 
     token_ids: the tokens of the image, with those that the family writes around and between its rows.
     rows: which of these get their embeddings from the tower, ascending; the tower makes as many.
-    arrays: the inputs of the tower by the names of the family's processor, as `pixel_values`.
     """
 
     token_ids: tuple[int, ...]
-    rows: npt.NDArray[np.int64]
-    arrays: Mapping[str, npt.NDArray[Any]] = field(repr=False)
+    rows: tuple[int, ...]
+    arrays: tuple[TowerArray, ...] = field(repr=False)
+
+    def __reduce__(self) -> tuple[type["ImageInput"], tuple[object, ...]]:
+        """Leave out of a message what follows from the rest."""
+        return ImageInput, (self.token_ids, self.rows, self.arrays)
 
     @property
     def num_rows(self) -> int:
@@ -33,15 +46,15 @@ class ImageInput:
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
+        return sum(len(array.data) for array in self.arrays)
 
     @cached_property
     def digest(self) -> bytes:
         """The SHA-256 of all that the tower's output depends on: names, types, shapes and contents."""
-        digest = sha256(repr((self.token_ids, self.rows.tolist())).encode())
-        for name, values in sorted(self.arrays.items()):
-            digest.update(repr((name, values.dtype.str, values.shape)).encode())
-            digest.update(np.ascontiguousarray(values).data)
+        digest = sha256(repr((self.token_ids, self.rows)).encode())
+        for *named, data in sorted(self.arrays):
+            digest.update(repr(named).encode())
+            digest.update(data)
         return digest.digest()
 
     @cached_property
@@ -51,7 +64,7 @@ class ImageInput:
         They are negative, so that they are no tokens, and go nowhere but into hashes of blocks.
         """
         ids = array("q", self.token_ids)
-        for index, row in enumerate(self.rows.tolist()):
+        for index, row in enumerate(self.rows):
             key = sha256(self.digest + index.to_bytes(4)).digest()[:_KEY_BYTES]
             ids[row] = -1 - (int.from_bytes(key) >> 1)
         return ids

@@ -1,13 +1,14 @@
 """Makes of pictures what a model's vision tower reads, in a process of its own."""
 
 import json
+import math
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from batching.inputs.images import ImageInput
+from batching.inputs.images import ImageInput, TowerArray
 from batching.model_info import VisionModel
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits
 
@@ -66,11 +67,11 @@ class ImageProcessor:
         found = json.loads(answer[:at])
         if "error" in found:
             raise UnfitImage("has a size or a ratio of its sides that the model does not take")
-        arrays: dict[str, npt.NDArray[np.generic]] = {}
+        arrays: list[TowerArray] = []
         for name, dtype, shape in found["arrays"]:
-            count = int(np.prod(shape, dtype=np.int64))
-            arrays[name] = np.frombuffer(answer, dtype, count, at).reshape(shape)
-            at += arrays[name].nbytes
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            arrays.append(TowerArray(name, dtype, tuple(shape), answer[at : at + size]))
+            at += size
         token_ids = tuple(found["token_ids"])
-        rows = np.flatnonzero(np.array(token_ids) == self._image_token_id)
-        return ImageInput(token_ids, rows, arrays)
+        rows = tuple(i for i, each in enumerate(token_ids) if each == self._image_token_id)
+        return ImageInput(token_ids, rows, tuple(arrays))

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable
 from batching.config import SchedulerConfig, blocks_held
+from batching.inputs.images import ImageInput, PlacedImage, TowerArray
 from batching.inputs.sampling_params import SamplingParams
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
@@ -27,6 +28,7 @@ from tests.support.fakes import (
     expected_logprobs,
     expected_output,
     make_engine,
+    read_by_model,
     request,
     small_config,
 )
@@ -442,6 +444,25 @@ def test_requests_share_the_drafting_rows_until_the_batch_is_large() -> None:
     assert trace(scheduler, num_steps=2)[-1] == "0[8:9] 1[8:9] 2[3:4]"
 
 
+def image_of(contents: bytes, num_rows: int) -> ImageInput:
+    """Return an image with a token before its rows."""
+    pixels = TowerArray("pixels", "|u1", (len(contents),), contents)
+    return ImageInput((1, *(0,) * num_rows), tuple(range(1, num_rows + 1)), (pixels,))
+
+
+def draw_images(
+    draw: st.DrawFn, images: Sequence[ImageInput], length: int
+) -> tuple[PlacedImage, ...]:
+    """Place some images in a prompt of so many tokens."""
+    placed: list[PlacedImage] = []
+    at = draw(st.integers(0, 3))
+    for image in draw(st.lists(st.sampled_from(images), max_size=3)):
+        if at + len(image.token_ids) <= length:
+            placed.append(PlacedImage(at, image))
+            at += len(image.token_ids) + draw(st.integers(0, 2))
+    return tuple(placed)
+
+
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
     """A small engine, and requests of which many share their beginning."""
@@ -463,15 +484,22 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         num_blocks = blocks_held(window, limits.block_size) + draw(st.integers(0, 20))
         limits = replace(limits, window=window, num_window_blocks=num_blocks)
     room = limits.max_request_tokens
+    # Few, of which two have the same tokens.
+    images = [image_of(name, size) for name, size in ((b"a", 3), (b"b", 3), (b"c", 1), (b"d", 5))]
+    limits = replace(limits, max_image_rows=draw(st.sampled_from([0, 3, 6, 100])))
     requests: list[BatchRequest] = []
     for request_id in range(draw(st.integers(1, 8))):
         length = draw(st.integers(1, room - 1))
         prompt = [1, 2, 3, 4] * length if draw(st.booleans()) else []
         prompt += draw(st.lists(st.integers(0, 2), min_size=length, max_size=length))
+        placed = draw_images(draw, images, length)
+        for start, image in placed:
+            prompt[start : start + len(image.token_ids)] = image.token_ids
         requests.append(
             make_request(
                 request_id,
                 prompt[:length],
+                images=placed,
                 max_tokens=draw(st.integers(1, room - length)),
                 priority=draw(st.sampled_from(Priority)),
                 is_best_effort=draw(st.integers(0, 3)) == 3,
@@ -570,7 +598,7 @@ def test_batching_never_changes_the_output(
     )
     outputs, aborted = serve(engine, requests, clock, data)
     for r in all_requests:
-        prompt = r.token_ids[: r.num_prompt_tokens]
+        prompt = read_by_model(r.spec)
         expected = expected_output(prompt, r.spec.output_limit)
         got = [token_id for output in outputs[r.request_id] for token_id in output.token_ids]
         assert got == (expected[: len(got)] if r.request_id in aborted else expected)

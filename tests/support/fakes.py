@@ -10,6 +10,8 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockIds
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
+from batching.inputs.images import cache_ids
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo, Tokenizer
 from batching.pooling import PoolingParams, Vector
 from batching.request import BatchRequest
@@ -27,6 +29,11 @@ VOCAB_SIZE = 64
 def next_token(prefix: Sequence[int]) -> int:
     """A language model: what follows depends on every token before it and their order."""
     return crc32(bytes(prefix)) % VOCAB_SIZE
+
+
+def read_by_model(spec: SequenceSpec) -> list[int]:
+    """Return what the model sees of a prompt: a row of an image is what the image has there."""
+    return [i if i >= 0 else VOCAB_SIZE + i % 191 for i in cache_ids(spec.prompt, spec.images)]
 
 
 def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -69,6 +76,8 @@ class TokenRunner:
     With a `window` it has a second pool, of layers that read the last tokens only; these must be
     the request's, and a block that it has dropped cannot be read.
 
+    The rows of an image are there after it was encoded, and until it is dropped.
+
     With `num_checkpoints` it has recurrent states: the state at a position is the tuple of the
     tokens before it, and a slice that does not begin with the right one fails.
     """
@@ -89,9 +98,12 @@ class TokenRunner:
         self._window_pool = [255] * self._num_window_slots
         num_states = self._max_num_seqs + (self._num_checkpoints or 0)
         self._states: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_states)]
+        self._images: set[bytes] = set()
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         self._states_of = self.sequences.begin(plan)
+        self._images -= {*plan.dropped_images}
+        self._images |= {image.digest for image in plan.encodes}
         for copy in plan.copies:
             source, target = (self._block(b) for b in (copy.source, copy.target))
             pool = self._window_pool if copy.is_windowed else self._pool
@@ -103,7 +115,7 @@ class TokenRunner:
             assert s.start < s.stop, "a slice has at least one token"
             known = self._states_of[s.sequence_id].token_ids[s.start : s.num_known]
             assert known == list(s.token_ids[: len(known)]), "tokens that it does not have"
-            for position, token_id in zip(range(s.start, s.stop), s.token_ids, strict=True):
+            for position, token_id in zip(range(s.start, s.stop), self._seen(s), strict=True):
                 self._pool[self._slot(s.blocks, position)] = token_id
                 if self._window is not None:
                     slot = self._slot(s.window_blocks, position)
@@ -113,13 +125,24 @@ class TokenRunner:
         self._advance_states(plan)
         return [recorded(s, self._states_of, self._output(s)) for s in plan.slices]
 
+    def _seen(self, s: Slice) -> list[int]:
+        """Return the slice's tokens as the model sees them."""
+        spec = self._states_of[s.sequence_id].spec
+        for start, image in spec.images:
+            rows = [start + row for row in image.rows if s.start <= start + row < s.stop]
+            assert not rows or image.digest in self._images, "rows of an image that is not encoded"
+        of_prompt = read_by_model(spec)[s.start : s.stop]
+        return [*of_prompt, *s.token_ids[len(of_prompt) :]]
+
     def _read_window(self, s: Slice) -> None:
         if self._window is None:
             assert not s.window_blocks.block_ids
             return
         seen = range(max(0, s.start - self._window + 1), s.stop)
         slots = [self._slot(s.window_blocks, position) for position in seen]
-        tokens = [*self._states_of[s.sequence_id].token_ids[: s.start], *s.token_ids]
+        sequence = self._states_of[s.sequence_id]
+        known = [*read_by_model(sequence.spec), *sequence.token_ids[sequence.num_prompt_tokens :]]
+        tokens = [*known[: s.start], *self._seen(s)]
         assert [self._window_pool[slot] for slot in slots] == tokens[seen.start :]
 
     def _advance_states(self, plan: StepPlan) -> None:
@@ -132,7 +155,7 @@ class TokenRunner:
             assert slot is not None and slot < self._max_num_seqs
             assert list(s.keep) == sorted({p for p in s.keep if 0 < p < s.stop})
             before = {0: (), **self._states[slot]}
-            tokens = (*before[s.start], *s.token_ids)
+            tokens = (*before[s.start], *self._seen(s))
             assert tokens == tuple(self._prefix(s, s.stop)), "another request's state"
             kept = {p: tokens[:p] if p > s.start else before[p] for p in s.keep}
             assert all(state == tokens[:p] for p, state in kept.items())
@@ -240,7 +263,8 @@ def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) ->
 def right(*requests: BatchRequest) -> bool:
     """Return whether each of the requests has the output that it would have alone."""
     return all(
-        r.output_token_ids == expected_output(r.spec.prompt, r.spec.output_limit) for r in requests
+        r.output_token_ids == expected_output(read_by_model(r.spec), r.spec.output_limit)
+        for r in requests
     )
 
 

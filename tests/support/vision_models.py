@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from batching.backend.vision.mlx_vlm_models import model_file
 from batching.backend.vision.tower import whole_model
-from batching.inputs.images import ImageInput, PlacedImage
+from batching.inputs.images import ImageInput, PlacedImage, TowerArray
 from tests.support.byte_tokenizers import byte_vocabulary
 
 SPECIAL: Final = ("<s>", "</s>", "<image>", "<video>", "<begin>", "<end>")
@@ -70,6 +70,10 @@ def _rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+def _array(name: str, values: Any) -> TowerArray:
+    return TowerArray(name, values.dtype.str, values.shape, values.tobytes())
+
+
 def _with_grid(patch: int) -> Callable[[int], ImageInput]:
     """Return what makes images of patches in a grid, of two shapes, of which four become a row."""
 
@@ -79,11 +83,11 @@ def _with_grid(patch: int) -> Callable[[int], ImageInput]:
         num_rows = height * width // 4
         return ImageInput(
             (BEGIN, *(IMAGE,) * num_rows, END),
-            np.arange(1, num_rows + 1),
-            {
-                "pixel_values": pixels.astype(np.float32),
-                "image_grid_thw": np.array([[1, height, width]]),
-            },
+            tuple(range(1, num_rows + 1)),
+            (
+                _array("pixel_values", pixels.astype(np.float32)),
+                _array("image_grid_thw", np.array([[1, height, width]])),
+            ),
         )
 
     return make
@@ -96,8 +100,8 @@ def _of_rows(
         rng = _rng(seed)
         return ImageInput(
             (IMAGE,) * num_rows,
-            np.arange(num_rows),
-            {name: np.asarray(make_array(rng)) for name, make_array in arrays.items()},
+            tuple(range(num_rows)),
+            tuple(_array(name, np.asarray(of(rng))) for name, of in arrays.items()),
         )
 
     return make
@@ -266,8 +270,8 @@ def plain_logits(model: Any, prompt: Prompt, output: Sequence[int]) -> mx.array:
     ids = mx.array([prompt.token_ids])
     images = [placed.image.arrays for placed in prompt.images]
     inputs = {
-        key: mx.array(np.concatenate([arrays[key] for arrays in images]))
-        for key in (images[0] if images else ())
+        arrays[0].name: mx.array(np.concatenate([_values(array) for array in arrays]))
+        for arrays in zip(*images, strict=True)
     }
     found = model.get_input_embeddings(
         ids, mask=mx.ones_like(ids), **{"pixel_values": None, **inputs}
@@ -279,6 +283,10 @@ def plain_logits(model: Any, prompt: Prompt, output: Sequence[int]) -> mx.array:
     deltas = {} if found.rope_deltas is None else {"rope_deltas": found.rope_deltas}
     logits += [text(mx.array([[token]]), cache=cache, **deltas).logits for token in output]
     return mx.concatenate(logits, axis=1)[0]
+
+
+def _values(array: TowerArray) -> Any:
+    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
 
 
 def _caches(model: Any) -> list[Any]:

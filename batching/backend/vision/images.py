@@ -108,7 +108,7 @@ class Images:
         self.leave()
 
     def _part(self, placed: PlacedImage, s: Slice, row: int) -> list[_Part]:
-        rows = placed.start + placed.image.rows
+        rows = placed.start + np.array(placed.image.rows)
         first, last = np.searchsorted(rows, (s.start, s.stop)).tolist()
         if first == last:
             return []

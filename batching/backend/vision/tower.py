@@ -56,7 +56,7 @@ class Tower:
         """Return the rows of an image, not evaluated yet."""
         ids = mx.array([image.token_ids], mx.int32)
         found = self._model.get_input_embeddings(ids, mask=mx.ones_like(ids), **_inputs(image))
-        rows = mx.array(image.rows.astype(np.int32))
+        rows = mx.array(image.rows)
         added = getattr(found, "deepstack_visual_embeds", None)
         return EncodedImage(
             found.inputs_embeds[0][rows] / self._scale,
@@ -66,8 +66,8 @@ class Tower:
     def positions(self, image: ImageInput) -> Axes:
         """Return the positions of an image's tokens in three axes from its beginning on, `[3, L]`."""
         ids = mx.array([image.token_ids], mx.int32)
-        grids = {name: mx.array(v) for name, v in image.arrays.items() if name.endswith("grid_thw")}
-        found, _ = self._model[_TEXT_MODEL].get_rope_index(ids, grids.get("image_grid_thw"))
+        grid = _inputs(image).get("image_grid_thw")
+        found, _ = self._model[_TEXT_MODEL].get_rope_index(ids, grid)
         return np.array(found[:, 0], np.int32)
 
     @property
@@ -152,7 +152,11 @@ def _remove_text_model(model: nn.Module, table: _OnesTable) -> None:
 
 
 def _inputs(image: ImageInput) -> dict[str, mx.array]:
-    return {name: mx.array(values) for name, values in image.arrays.items()}
+    arrays = image.arrays
+    return {
+        name: mx.array(np.frombuffer(data, dtype).reshape(shape))
+        for name, dtype, shape, data in arrays
+    }
 
 
 def _hidden_size(config: Config) -> int:
