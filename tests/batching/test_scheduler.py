@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable
 from batching.config import SchedulerConfig, blocks_held
-from batching.inputs.images import ImageInput, PlacedImage, TowerArray
+from batching.inputs.images import ImageInput, PlacedImage
 from batching.inputs.sampling_params import SamplingParams
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
@@ -30,10 +30,11 @@ from tests.support.fakes import (
     make_engine,
     read_by_model,
     request,
+    right,
     small_config,
 )
 from tests.support.remote import RemoteRunner
-from tests.support.requests import make_request
+from tests.support.requests import image_of, make_request
 
 # An executor has to know the sequences that it steps, so that a scheduler keeps its own.
 RUNNERS: WeakKeyDictionary[ContinuousBatchingScheduler, TokenRunner] = WeakKeyDictionary()
@@ -444,12 +445,6 @@ def test_requests_share_the_drafting_rows_until_the_batch_is_large() -> None:
     assert trace(scheduler, num_steps=2)[-1] == "0[8:9] 1[8:9] 2[3:4]"
 
 
-def image_of(contents: bytes, num_rows: int) -> ImageInput:
-    """Return an image with a token before its rows."""
-    pixels = TowerArray("pixels", "|u1", (len(contents),), contents)
-    return ImageInput((1, *(0,) * num_rows), tuple(range(1, num_rows + 1)), (pixels,))
-
-
 def draw_images(
     draw: st.DrawFn, images: Sequence[ImageInput], length: int
 ) -> tuple[PlacedImage, ...]:
@@ -616,6 +611,35 @@ def test_batching_never_changes_the_output(
     assert scheduler.stats().num_free_blocks == limits.num_blocks
     assert scheduler.stats().num_free_window_blocks == limits.num_window_blocks
     assert scheduler.stats().num_running == scheduler.stats().num_waiting == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([None, 1, 2]),
+    st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), min_size=2, max_size=9),
+)
+def test_another_image_of_the_same_size_is_never_found(
+    block_size: int, min_copied_tokens: int | None, prompts: list[list[str]]
+) -> None:
+    limits = SchedulerConfig(
+        num_blocks=64,
+        block_size=block_size,
+        max_num_seqs=2,
+        min_copied_tokens=min_copied_tokens,
+        max_image_rows=6,
+    )
+    _, engine = make_engine(limits)
+    for request_id, names in enumerate(prompts):
+        images = [image_of(name.encode(), 3) for name in names]
+        ids = [token_id for image in images for token_id in image.token_ids]
+        placed = tuple(PlacedImage(4 * i, image) for i, image in enumerate(images))
+        made = make_request(request_id, [*ids, 2], images=placed, max_tokens=2)
+        engine.add(made)
+        # Two at once, then what they leave behind.
+        while engine.has_work and request_id % 2:
+            engine.step()
+        assert not request_id % 2 or right(made)
 
 
 def holds_state(r: BatchRequest, limits: SchedulerConfig) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from batching.inputs.images import ImageInput, TowerArray
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.request import BatchRequest
 from batching.steps.sequences import SequenceState
@@ -22,6 +23,12 @@ def make_request(
         spec["stop_token_ids"] = frozenset(spec["stop_token_ids"])
     made = SequenceSpec(prompt=tuple(prompt), **spec)
     return BatchRequest(request_id, made, arrival_time=arrival_time)
+
+
+def image_of(contents: bytes, num_rows: int) -> ImageInput:
+    """Return an image with a token before its rows."""
+    pixels = TowerArray("pixels", "|u1", (len(contents),), contents)
+    return ImageInput((1, *(0,) * num_rows), tuple(range(1, num_rows + 1)), (pixels,))
 
 
 def slice_of(
