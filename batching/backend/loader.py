@@ -19,7 +19,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import load_model as load_mlx_model, load_tokenizer
+from mlx_lm.utils import load_config, load_model as load_mlx_model, load_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from batching.backend.exceptions import one_line
@@ -38,6 +38,7 @@ from batching.backend.pooling.description import (
 )
 from batching.backend.pooling.trunk_weights import trunk_classes, trunk_config
 from batching.backend.rotation import rotation_of
+from batching.backend.vision.text_part import has_text_part, text_part_classes
 from batching.backend.weights.dequantize import dequantize
 from batching.backend.weights.empty_groups import empty_groups_rejected
 from batching.backend.weights.storage import dtype_name, storage_line, stored_tensors
@@ -289,6 +290,8 @@ def _mlx_model(path: Path, changes: Config, trust_remote_code: bool) -> tuple[nn
     if (path / MODULES).is_file():
         options["get_model_classes"] = trunk_classes
         changes = changes | trunk_config(path)
+    elif has_text_part(load_config(path)):
+        options["get_model_classes"] = text_part_classes
     with empty_groups_rejected():
         model, config = load_mlx_model(path, model_config=changes, **options)
     return model, config

@@ -60,10 +60,12 @@ class Family:
 
     config: that of its tiny model.
     image: makes an image from a seed.
+    axis: along which the inputs of several images are joined.
     """
 
     config: Config
     image: Callable[[int], ImageInput]
+    axis: int = 0
 
 
 def _rng(seed: int) -> np.random.Generator:
@@ -210,6 +212,84 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         _of_rows(16, pixel_values=_pixels(1, 3, 112, 112), image_sizes=lambda _: [[112, 112]]),
     ),
+    "llava": Family(
+        {
+            **_TOKENS,
+            "model_type": "llava",
+            "image_token_index": IMAGE,
+            "text_config": _TEXT | {"model_type": "llama"},
+            "vision_config": {
+                **_VISION,
+                "model_type": "clip_vision_model",
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 56,
+                "patch_size": 14,
+                "projection_dim": 32,
+            },
+        },
+        _of_rows(16, pixel_values=_pixels(1, 3, 56, 56)),
+    ),
+    "idefics3": Family(
+        {
+            **_TOKENS,
+            "model_type": "idefics3",
+            "scale_factor": 2,
+            "text_config": _TEXT | {"model_type": "llama"},
+            "vision_config": {
+                **_VISION,
+                "model_type": "idefics3",
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 112,
+                "patch_size": 14,
+            },
+        },
+        _of_rows(16, pixel_values=_pixels(1, 1, 3, 112, 112)),
+        axis=1,
+    ),
+    "lfm2_vl": Family(
+        {
+            **_TOKENS,
+            "model_type": "lfm2_vl",
+            "image_token_index": IMAGE,
+            "downsample_factor": 2,
+            "projector_hidden_size": 32,
+            "text_config": {
+                "model_type": "lfm2",
+                "hidden_size": 64,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "vocab_size": VOCAB_SIZE,
+                "norm_eps": 1e-5,
+                "conv_bias": False,
+                "conv_L_cache": 3,
+                "block_dim": 64,
+                "block_ff_dim": 96,
+                "block_multiple_of": 8,
+                "block_ffn_dim_multiplier": 1.0,
+                "block_auto_adjust_ff_dim": False,
+                "full_attn_idxs": [1, 3],
+                "layer_types": ["conv", "full_attention"] * 2,
+                "max_position_embeddings": 4096,
+                "rope_theta": 10000.0,
+            },
+            "vision_config": {
+                **_VISION,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_patches": 64,
+                "patch_size": 16,
+            },
+        },
+        _of_rows(
+            16,
+            pixel_values=_pixels(1, 64, 768),
+            spatial_shapes=lambda _: [[8, 8]],
+            pixel_attention_mask=lambda _: np.ones((1, 64), np.int32),
+        ),
+    ),
 }
 
 
@@ -265,12 +345,12 @@ class Prompt:
         return cls(tuple(ids), tuple(images))
 
 
-def plain_logits(model: Any, prompt: Prompt, output: Sequence[int]) -> mx.array:
+def plain_logits(model: Any, prompt: Prompt, output: Sequence[int], axis: int = 0) -> mx.array:
     """Return mlx-vlm's logits of a prompt and an output that is given, `[L, vocab_size]`, token by token behind the prompt."""
     ids = mx.array([prompt.token_ids])
     images = [placed.image.arrays for placed in prompt.images]
     inputs = {
-        arrays[0].name: mx.array(np.concatenate([_values(array) for array in arrays]))
+        arrays[0].name: mx.array(np.concatenate([_values(array) for array in arrays], axis))
         for arrays in zip(*images, strict=True)
     }
     found = model.get_input_embeddings(

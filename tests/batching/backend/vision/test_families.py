@@ -66,7 +66,7 @@ def test_log_probabilities_are_those_of_the_plain_pass(
         run(loaded.engine, *requests)
         for prompt, request in zip(prompts, requests, strict=True):
             output = request.output_token_ids
-            logits = plain_logits(model, prompt, output[:-1])
+            logits = plain_logits(model, prompt, output[:-1], FAMILIES[family].axis)
             expected = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             ids = request.token_ids
             found = [each.logprob for each in request.prompt_logprobs]
