@@ -139,7 +139,7 @@ class _OnesTable(nn.Module):
 def _remove_text_model(model: nn.Module, table: _OnesTable) -> None:
     """Keep of the text model what computes positions."""
     text = model[_TEXT_MODEL]
-    for owner in [text, *text.modules()]:
+    for owner in text.modules():
         for name, child in list(owner.items()):
             if isinstance(child, nn.Embedding):
                 owner[name] = table
