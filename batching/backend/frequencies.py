@@ -8,6 +8,8 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.hooks.changes import unchanged_class
+
 # Attributes of a rotary embedding with a table: the table, and a factor that may scale the rotated numbers.
 _TABLE: Final = "_freqs"
 _FACTORS: Final = ("_scale", "mscale")
@@ -23,7 +25,7 @@ class Frequencies:
 
 def frequencies_of(module: nn.Module) -> Frequencies | None:
     """Return by what a rotary embedding turns pairs; None if a module is none, or one of another kind."""
-    if type(module) is nn.RoPE:
+    if unchanged_class(module) is nn.RoPE:
         return _plain(module.dims, module.base, module.scale)
     if set(module) != {_TABLE} or module[_TABLE].ndim != 1:
         return None

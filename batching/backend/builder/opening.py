@@ -25,7 +25,7 @@ from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.errors import ModelLoadError
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.model_info import NoVision
+from batching.model_info import TEXT_ONLY, NoVision
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 
@@ -161,6 +161,8 @@ def _opened(
     num_bytes = prepared.num_bytes
     if isinstance(vision, OpenVision):
         num_bytes += vision.num_bytes
+    elif vision != TEXT_ONLY:
+        logger.warning("%s %s", config.model_id, vision.reason)
     sizes = sizes_of(config, checked, loaded.max_model_len, num_bytes)
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     images = vision.images if isinstance(vision, OpenVision) else None

@@ -2,7 +2,9 @@
 
 from batching.backend.builder.opening import OpenModel
 from batching.backend.memory.device import MIB, device_memory, memory_in_use
+from batching.backend.vision.opening import OpenVision
 from batching.backend.weights.storage import dtype_name
+from batching.model_info import NoVision
 from batching.pooling import Embeddings, NoEmbeddings
 
 
@@ -20,6 +22,7 @@ def startup_lines(model_id: str, model: OpenModel, wired: int) -> tuple[str, ...
         "context": f"{limits.max_request_tokens} tokens a request",
         "kv cache": model.sizes.pool_line,
         "vectors": _embeddings_line(model.embeddings),
+        "images": _images_line(model.vision),
         "batch": f"up to {limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step",
         "memory": _memory_line(platform.memory_line(wired)),
     }
@@ -30,6 +33,12 @@ def _embeddings_line(embeddings: Embeddings | NoEmbeddings) -> str:
     if isinstance(embeddings, NoEmbeddings):
         return ""
     return f"of {embeddings.size} numbers, pooling: {embeddings.pooling}"
+
+
+def _images_line(vision: OpenVision | NoVision) -> str:
+    if isinstance(vision, NoVision):
+        return ""
+    return f"by the tower of mlx-vlm's {vision.model.model_type} ({vision.num_bytes // MIB} MiB)"
 
 
 def _memory_line(limits: str) -> str:

@@ -121,6 +121,11 @@ def original(owner: ModuleType, name: str) -> Any:
         return shared.original if shared else vars(owner).get(name)
 
 
+def unchanged_class(module: nn.Module) -> type:
+    """Return the class of a module without what `override_call` has made of it."""
+    return next(each for each in type(module).__mro__ if each.__module__ != __name__)
+
+
 def python_modules(model: nn.Module) -> list[ModuleType]:
     """Return the Python modules that define the model's classes and their base classes, without our own."""
     names = {base.__module__ for module in model.modules() for base in type(module).__mro__}

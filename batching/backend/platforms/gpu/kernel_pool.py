@@ -196,7 +196,7 @@ class KernelLayerCache(LayerCache):
             values.squeeze(2),
             made.rotation,
             made.norms,
-            self._attention.positions,
+            self._attention.positions(self.step.positions),
             self._slots,
             self._arrays,
             self._token,

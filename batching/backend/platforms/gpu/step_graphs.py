@@ -100,7 +100,7 @@ class StepGraphs:
         assert self._windows is not None
         arrays = [step.tokens, step.positions, step.logit_rows.rows]
         for key, each in self._steps.items():
-            arrays += _rows(each).arrays(each.slots, self._windows[key])
+            arrays += _rows(each).arrays(each.slots, each.positions, self._windows[key])
         return arrays
 
     def _traced(

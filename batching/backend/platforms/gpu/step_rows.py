@@ -47,12 +47,11 @@ class KernelAttention:
             self._slots = padded_slots(slots)
         return self._slots
 
-    @property
-    def positions(self) -> mx.array:
-        """The position of each row, int32 `[max(T, 8)]`."""
+    def positions(self, positions: mx.array) -> mx.array:
+        """Return the positions of a step's rows, int32 `[T]`, as the kernels take them: `[max(T, 8)]`."""
         if self._positions is None:
-            positions = [at for s in self.slices for at in range(s.start, s.stop)]
-            self._positions = mx.array(padded(np.array(positions, np.int32), 0))
+            num_missing = MIN_ELEMENTS - len(positions)
+            self._positions = mx.pad(positions, (0, num_missing)) if num_missing > 0 else positions
         return self._positions
 
     def chunks(self, window: SlidingWindow | None) -> list[RowGroup]:
@@ -71,12 +70,15 @@ class KernelAttention:
         return list(self._rows)
 
     def arrays(
-        self, slots: npt.NDArray[np.int64], windows: Iterable[SlidingWindow | None]
+        self,
+        slots: npt.NDArray[np.int64],
+        positions: mx.array,
+        windows: Iterable[SlidingWindow | None],
     ) -> list[mx.array]:
         """Return all that the kernels of a step without chunks read."""
         return [
             self.slots(slots),
-            self.positions,
+            self.positions(positions),
             *(array for window in windows for array in self.decodes(window)),
         ]
 

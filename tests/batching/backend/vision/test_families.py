@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 from batching.backend.builder.engine import build_engine
+from batching.backend.devices import Gpu
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestFailure
+from tests.support.host_kernels import HostKernels
+from tests.support.platforms import platform_of
 from tests.support.requests import make_request
 from tests.support.vision_models import FAMILIES, Prompt, make_vision_model, plain_logits
 
@@ -49,29 +53,44 @@ def run(engine: BatchInferenceEngine, *requests: BatchRequest) -> None:
             assert not isinstance(item, RequestFailure)
 
 
+def check_family(family: str, folder: Path, **config: Any) -> None:
+    """Compare a model in batches with mlx-vlm's plain pass of it."""
+    model = make_vision_model(family, folder)
+    loaded = engine_of(folder, **config)
+    scored = SamplingParams(temperature=0, logprobs=0, prompt_logprobs=0)
+    prompts = prompts_of(family)
+    requests = [
+        make_request(i, p.token_ids, max_tokens=NUM_OUTPUT, sampling=scored, images=p.images)
+        for i, p in enumerate(prompts)
+    ]
+    try:
+        run(loaded.engine, *requests)
+    finally:
+        loaded.close()
+    for prompt, request in zip(prompts, requests, strict=True):
+        output = request.output_token_ids
+        logits = plain_logits(model, prompt, output[:-1], FAMILIES[family].axis)
+        expected = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        ids = request.token_ids
+        found = [each.logprob for each in request.prompt_logprobs]
+        at = [float(expected[i, ids[i + 1]]) for i in range(len(found))]
+        assert np.abs(np.array(found) - at).max() < TOLERANCE
+        assert output == mx.argmax(logits[len(prompt.token_ids) - 1 :], axis=-1).tolist()
+
+
 @pytest.mark.parametrize("native", ["off", "auto"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_are_those_of_the_plain_pass(
     family: str, native: str, tmp_path: Path
 ) -> None:
-    model = make_vision_model(family, tmp_path / family)
-    loaded = engine_of(tmp_path / family, native=native, prefill_chunk=7, max_num_batched_tokens=16)
-    try:
-        scored = SamplingParams(temperature=0, logprobs=0, prompt_logprobs=0)
-        prompts = prompts_of(family)
-        requests = [
-            make_request(i, p.token_ids, max_tokens=NUM_OUTPUT, sampling=scored, images=p.images)
-            for i, p in enumerate(prompts)
-        ]
-        run(loaded.engine, *requests)
-        for prompt, request in zip(prompts, requests, strict=True):
-            output = request.output_token_ids
-            logits = plain_logits(model, prompt, output[:-1], FAMILIES[family].axis)
-            expected = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-            ids = request.token_ids
-            found = [each.logprob for each in request.prompt_logprobs]
-            at = [float(expected[i, ids[i + 1]]) for i in range(len(found))]
-            assert np.abs(np.array(found) - at).max() < TOLERANCE
-            assert output == mx.argmax(logits[len(prompt.token_ids) - 1 :], axis=-1).tolist()
-    finally:
-        loaded.close()
+    limits = {"prefill_chunk": 7, "max_num_batched_tokens": 16}
+    check_family(family, tmp_path / family, native=native, **limits)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "idefics3"])
+def test_on_the_kernels_of_a_gpu(
+    family: str, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = platform_of(gpu=Gpu.METAL, kernels=HostKernels(native))
+    monkeypatch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
+    check_family(family, tmp_path / family, prefill_chunk=11, max_num_batched_tokens=16)

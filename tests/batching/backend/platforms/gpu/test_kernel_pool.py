@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.mlx_pool import device_cache
@@ -156,7 +157,9 @@ def test_rows_come_before_chunks_and_see_what_they_may() -> None:
     assert np.array(rows.ranges).tolist() == [[0, 9], [0, 10], [0, 11], [0, 6]]
     assert np.array(rows.tables)[:, :3].tolist() == [[1, 2, 3]] * 3 + [[5, 9, 0]]
     assert [group.num_rows for group in attention.chunks(None)] == [20]
-    assert np.array(attention.positions).tolist() == [8, 9, 10, 5, *range(20)]
+    positions = StepInputs.of(attention, BLOCK_SIZE).positions
+    assert attention.positions(positions) is positions
+    assert np.array(positions).tolist() == [8, 9, 10, 5, *range(20)]
 
 
 def test_a_window_has_a_table_of_its_own_that_begins_with_it() -> None:
@@ -174,7 +177,8 @@ def test_no_input_is_so_small_that_metal_has_another_kernel_for_it() -> None:
     rows = attention.decodes(None)
     slots = attention.slots(np.array([12]))
     assert (rows.tables.shape, rows.ranges.shape) == ((1, 8), (4, 2))
-    assert (slots.shape, attention.positions.shape) == ((8,), (8,))
+    positions = attention.positions(mx.array([0]))
+    assert (slots.shape, positions.shape) == ((8,), (8,))
     assert (slots.dtype, rows.tables.dtype, rows.ranges.dtype) == (mx.uint32, mx.uint32, mx.int32)
     # What is behind the slots of the step is none.
     assert np.array(slots).tolist() == [12, *[2**32 - 1] * 7]
