@@ -4,6 +4,7 @@ from dataclasses import MISSING, fields
 
 from batching.block_manager import BlockIds, BlockTable, Run
 from batching.constraints.protocol import AllowedTokens
+from batching.inputs.images import PlacedImage
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingParams
@@ -12,6 +13,7 @@ from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.step_plan import StartedSequence
 from tests.support.fakes import TokenRunner, small_config
+from tests.support.requests import image_of
 
 # No field has its default.
 SPEC = SequenceSpec(
@@ -25,6 +27,7 @@ SPEC = SequenceSpec(
     cache_salt="salt",
     reports_progress=True,
     pooling=None,
+    images=(PlacedImage(0, image_of(b"cat", 1)),),
     num_choices=3,
     time_limit=9.0,
 )
