@@ -211,6 +211,9 @@ class BatchInferenceEngine:
 
     def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:
         outputs = step.queued.collect()
+        if step.plan.encodes:
+            # What that takes is no matter of tokens.
+            return self._scheduler.update(step.plan, outputs)
         num_decoded = step.plan.num_decode_tokens
         num_prefilled = step.plan.num_tokens - num_decoded
         self._stall_budget.record(num_prefilled, num_decoded, self._clock() - began)

@@ -91,6 +91,7 @@ class ContinuousBatchingScheduler:
             num_drafts=spec_decode.num_drafts,
             num_draft_tokens=spec_decode.num_tokens,
             num_accepted_tokens=spec_decode.num_accepted,
+            num_images_encoded=self._images.num_encoded,
         )
         return self._kv.add_to(stats)
 
@@ -264,6 +265,7 @@ class ContinuousBatchingScheduler:
         failed_ids: the ids of the requests to cancel; None cancels every request of the step.
         """
         self._recorder.forget_expected()
+        self._cancel_encoding(plan, failed_ids)
         if self._kv.states is not None:
             self._kv.states.forget()
         for s in plan.slices:
@@ -280,6 +282,14 @@ class ContinuousBatchingScheduler:
         self._kv.forget_cached()
         self._images.forget()
         self._residents.forget()
+
+    def _cancel_encoding(self, plan: StepPlan, failed_ids: Container[int] | None) -> None:
+        """Cancel requests whose images a step could not encode; they may have no slice in it."""
+        ids = {
+            o.sequence_id for o in plan.encodes if failed_ids is None or o.sequence_id in failed_ids
+        }
+        for request in [r for r in self._running.requests if r.request_id in ids]:
+            self.abort(request)
 
     def _may_make_way(self) -> bool:
         """Return whether a running request might be stopped for a waiting one of a higher class."""

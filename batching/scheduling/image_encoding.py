@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from batching.inputs.images import ImageInput
 from batching.request import BatchRequest, RequestStatus
+from batching.steps.step_plan import EncodeOrder
 
 
 class ImageEncoding:
@@ -14,19 +15,18 @@ class ImageEncoding:
     long as there is room; the one that was not used for the longest time goes first.  Beside streams a step has
     either an image or chunks of prompts, in turns, so that neither adds to the other's stall.
 
-    num_encoded, num_reused: images that were encoded, and those that a request found encoded.
+    num_encoded: images that were encoded.
     """
 
     def __init__(self, max_rows: int, max_chunk: int) -> None:
         """`max_rows` may be kept, and the next image alone; a slice has at most `max_chunk` tokens."""
         self.num_encoded = 0
-        self.num_reused = 0
         self._max_rows = max_rows
         self._max_chunk = max_chunk
         self._encoded: OrderedDict[bytes, int] = OrderedDict()
         # Those that admitted requests need next.
         self._needed: set[bytes] = set()
-        self._ordered: list[ImageInput] = []
+        self._ordered: list[EncodeOrder] = []
         self._dropped: list[bytes] = []
         self._had_turn = False
 
@@ -54,11 +54,12 @@ class ImageEncoding:
                 continue
             ahead = placed.start - start
             may_encode = ahead < self._max_chunk and not (has_streams and self._had_turn)
-            if not (may_encode and self._order(placed.image)):
+            order = EncodeOrder(request.request_id, placed.image)
+            if not (may_encode and self._add(order)):
                 return max(0, ahead)
         return pending
 
-    def take(self) -> tuple[tuple[ImageInput, ...], tuple[bytes, ...]]:
+    def take(self) -> tuple[tuple[EncodeOrder, ...], tuple[bytes, ...]]:
         """Return the images to encode in this step, and the digests of those to forget before."""
         return tuple(self._ordered), tuple(self._dropped)
 
@@ -73,12 +74,13 @@ class ImageEncoding:
         self._encoded.move_to_end(image.digest)
         return True
 
-    def _order(self, image: ImageInput) -> bool:
+    def _add(self, order: EncodeOrder) -> bool:
         """Let the step encode an image if it encodes no other and there is room; return whether it does."""
+        image = order.image
         if self._ordered or not self._make_room(image.num_rows):
             return False
         self._encoded[image.digest] = image.num_rows
-        self._ordered.append(image)
+        self._ordered.append(order)
         self.num_encoded += 1
         return True
 

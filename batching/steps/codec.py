@@ -14,11 +14,11 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingParams, PoolingType
 from batching.priority_queue import Priority
-from batching.steps.step_plan import Slice, StartedSequence, StateCopy, StepPlan
+from batching.steps.step_plan import EncodeOrder, Slice, StartedSequence, StateCopy, StepPlan
 
 # A plan is made of these, of numbers, texts and tuples: nothing else is read.
 _CLASSES: Final = (
-    *(StepPlan, StartedSequence, Slice, StateCopy, BlockCopy, BlockIds, Run),
+    *(StepPlan, StartedSequence, Slice, EncodeOrder, StateCopy, BlockCopy, BlockIds, Run),
     *(SequenceSpec, SamplingParams, PoolingParams, PoolingType, Priority),
     *(AllowedTokens, Grammar, frozenset),
     *(ImageInput, PlacedImage, TowerArray),

@@ -16,6 +16,7 @@ class SchedulerStats(NamedTuple):
     num_prefix_waits: requests that waited for another one to compute their prefix.
     num_drafts, num_draft_tokens, num_accepted_tokens: verified drafts, their tokens, and how many of
         these were correct.
+    num_images_encoded: images that the tower has read.
     num_checkpoints: recurrent states in the prefix cache; None if the model has no such state.
     num_checkpoints_skipped: states that were not stored, since there are no slots or their blocks
         cannot be found.
@@ -45,6 +46,7 @@ class SchedulerStats(NamedTuple):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_urgent_preemptions: int = 0
+    num_images_encoded: int = 0
     num_checkpoints: int | None = None
     num_checkpoints_stored: int = 0
     num_checkpoints_hit: int = 0

@@ -145,6 +145,16 @@ class SliceOutput(NamedTuple):
     errors: tuple[tuple[int, str], ...] = ()
 
 
+class EncodeOrder(NamedTuple):
+    """An order to encode an image, which this sequence needs."""
+
+    sequence_id: int
+    image: ImageInput
+
+    def __str__(self) -> str:
+        return f"*{self.image.num_rows}"
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The slices of one forward pass, and what happens before it.
@@ -164,7 +174,7 @@ class StepPlan:
     state_copies: tuple[StateCopy, ...] = ()
     started: tuple[StartedSequence, ...] = ()
     ended: tuple[int, ...] = ()
-    encodes: tuple[ImageInput, ...] = ()
+    encodes: tuple[EncodeOrder, ...] = ()
     dropped_images: tuple[bytes, ...] = ()
 
     @property
@@ -199,6 +209,6 @@ class StepPlan:
                 *map(str, self.copies),
                 *(f"-{sequence_id}" for sequence_id in self.preempted),
                 *map(str, self.state_copies),
-                *(f"*{image.num_rows}" for image in self.encodes),
+                *map(str, self.encodes),
             ]
         )

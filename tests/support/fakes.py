@@ -103,7 +103,7 @@ class TokenRunner:
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         self._states_of = self.sequences.begin(plan)
         self._images -= {*plan.dropped_images}
-        self._images |= {image.digest for image in plan.encodes}
+        self._images |= {order.image.digest for order in plan.encodes}
         for copy in plan.copies:
             source, target = (self._block(b) for b in (copy.source, copy.target))
             pool = self._window_pool if copy.is_windowed else self._pool

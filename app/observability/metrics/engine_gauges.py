@@ -77,6 +77,11 @@ _COUNTERS: Final = (
         "Draft tokens accepted.",
         lambda s: s.num_accepted_tokens,
     ),
+    Reading(
+        "mlx_server:images_encoded",
+        "Images read by the vision tower; those that were found in a cache are not.",
+        lambda s: s.num_images_encoded,
+    ),
     Reading("mlx_server:block_evictions", "Cached blocks evicted.", lambda s: s.num_evictions),
     Reading(
         "mlx_server:urgent_preemptions",

@@ -12,8 +12,9 @@ from batching.backend.vision.image_rows import ImageRows, PlacedRows
 from batching.backend.vision.tower import EncodedImage, Tower
 from batching.inputs.images import PlacedImage
 from batching.inputs.sequence_spec import SequenceSpec
+from batching.steps.model_runner import SlicesFailed
 from batching.steps.sequences import SequenceState
-from batching.steps.step_plan import Slice, StepPlan
+from batching.steps.step_plan import EncodeOrder, Slice, StepPlan
 
 
 class _PromptAxes(NamedTuple):
@@ -51,14 +52,16 @@ class Images:
         self._axes: dict[int, _PromptAxes] = {}
 
     def begin(self, plan: StepPlan) -> list[mx.array]:
-        """Follow a plan as far as it is about images; return the arrays to evaluate with its step."""
+        """Follow a plan as far as it is about images; return the arrays to evaluate with its step.
+
+        Raises:
+            SlicesFailed: the tower does not take an image.
+        """
         for sequence_id in plan.gone:
             self._axes.pop(sequence_id, None)
         for digest in plan.dropped_images:
             self._encoded.pop(digest, None)
-        encoded = [self._tower.encode(image) for image in plan.encodes]
-        for image, rows in zip(plan.encodes, encoded, strict=True):
-            self._encoded[image.digest] = rows
+        encoded = [self._encode(order) for order in plan.encodes]
         if self._tower.pair_axes is not None:
             for started in plan.started:
                 if started.spec.images:
@@ -106,6 +109,15 @@ class Images:
         self._encoded.clear()
         self._axes.clear()
         self.leave()
+
+    def _encode(self, order: EncodeOrder) -> EncodedImage:
+        try:
+            encoded = self._tower.encode(order.image)
+        except Exception as error:
+            # The code of a tower can raise anything.
+            raise SlicesFailed([order.sequence_id]) from error
+        self._encoded[order.image.digest] = encoded
+        return encoded
 
     def _part(self, placed: PlacedImage, s: Slice, row: int) -> list[_Part]:
         rows = placed.start + np.array(placed.image.rows)

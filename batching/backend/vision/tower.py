@@ -57,11 +57,11 @@ class Tower:
         ids = mx.array([image.token_ids], mx.int32)
         found = self._model.get_input_embeddings(ids, mask=mx.ones_like(ids), **_inputs(image))
         rows = mx.array(image.rows)
-        added = getattr(found, "deepstack_visual_embeds", None)
-        return EncodedImage(
-            found.inputs_embeds[0][rows] / self._scale,
-            () if added is None else tuple(added[i] for i in range(len(added))),
-        )
+        deepstack = getattr(found, "deepstack_visual_embeds", None)
+        added = () if deepstack is None else tuple(deepstack[i] for i in range(len(deepstack)))
+        if any(len(each) != image.num_rows for each in added):
+            raise ValueError(f"the tower has made {len(added[0])} rows, not {image.num_rows}")
+        return EncodedImage(found.inputs_embeds[0][rows] / self._scale, added)
 
     def positions(self, image: ImageInput) -> Axes:
         """Return the positions of an image's tokens in three axes from its beginning on, `[3, L]`."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from batching.inputs.images import PlacedImage
-from batching.request import BatchRequest
+from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.fakes import TokenRunner, request, right, small_config
 from tests.support.requests import image_of, make_request
@@ -128,3 +128,20 @@ def test_a_request_that_is_preempted_has_its_image_encoded_again_if_it_is_gone()
     runner.reset()
     assert trace(scheduler, [], runner)[0] == "0[0:8] *9"
     assert right(made)
+
+
+def test_an_image_that_cannot_be_encoded_fails_its_request_alone() -> None:
+    scheduler = scheduler_of()
+    runner = TokenRunner(scheduler.config)
+    stream, broken = request(0, 2, 9), asking(1, PlacedImage(8, CAT), num_tokens=13)
+    for each in (stream, broken):
+        scheduler.add(each)
+    plan = scheduler.schedule()
+    while not plan.encodes:
+        scheduler.update(plan, runner.run(plan))
+        plan = scheduler.schedule()
+    scheduler.discard(plan, failed_ids=[1])
+    runner.reset()
+    assert broken.status is RequestStatus.CANCELLED
+    trace(scheduler, [], runner)
+    assert right(stream)

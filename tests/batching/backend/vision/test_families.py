@@ -1,22 +1,29 @@
 """Images in batches, against mlx-vlm's own plain forward pass: each family, each pool."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
 from batching.backend.builder.engine import build_engine
 from batching.backend.devices import Gpu
+from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.vision.opening import open_vision
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
+from batching.engine.load_slices import ONE_SLICE
 from batching.engine.loaded_engine import LoadedEngine
 from batching.inputs.sampling_params import SamplingParams
+from batching.model_info import NoVision
 from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestFailure
 from tests.support.host_kernels import HostKernels
+from tests.support.model_files import edit_config
 from tests.support.platforms import platform_of
 from tests.support.requests import make_request
 from tests.support.vision_models import FAMILIES, Prompt, make_vision_model, plain_logits
@@ -94,3 +101,34 @@ def test_on_the_kernels_of_a_gpu(
     platform = platform_of(gpu=Gpu.METAL, kernels=HostKernels(native))
     monkeypatch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
     check_family(family, tmp_path / family, prefill_chunk=11, max_num_batched_tokens=16)
+
+
+def test_an_image_that_the_tower_does_not_take_fails_its_request_alone(tmp_path: Path) -> None:
+    make_vision_model("qwen3_vl", tmp_path / "model")
+    loaded = engine_of(tmp_path / "model")
+    whole = FAMILIES["qwen3_vl"].image(0)
+    pixels, grid = whole.arrays
+    fewer = replace(whole, token_ids=whole.token_ids[1:], rows=whole.rows[:-1])
+    cut = replace(whole, arrays=(pixels._replace(shape=(4, *pixels.shape[1:])), grid))
+    prompts = [Prompt.of(words(1, 3), image, words(2, 3)) for image in (whole, fewer, cut)]
+    requests = [
+        make_request(i, p.token_ids, max_tokens=2, images=p.images) for i, p in enumerate(prompts)
+    ]
+    loaded.engine.add(*requests)
+    failed: list[int] = []
+    try:
+        while loaded.engine.has_work:
+            items = loaded.engine.step()
+            failed += [each.request_id for each in items if isinstance(each, RequestFailure)]
+    finally:
+        loaded.close()
+    assert sorted(failed) == [1, 2]
+    assert len(requests[0].output_token_ids) == 2
+
+
+def test_a_family_that_is_not_tried_is_served_without_its_vision_part(tmp_path: Path) -> None:
+    make_vision_model("qwen3_vl", tmp_path / "model")
+    edit_config(tmp_path / "model", model_type="qwen3_vl_moe")
+    found = open_vision(str(tmp_path / "model"), nn.Module(), None, Changes(), ONE_SLICE)
+    assert isinstance(found, NoVision)
+    assert "images of the type qwen3_vl_moe are not supported; those of idefics3, " in found.reason
