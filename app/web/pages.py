@@ -21,9 +21,10 @@ _TYPES: Final = {
 }
 
 # Nothing is loaded from elsewhere and no script or style is inline, so a completion that gets
-# past the sanitizer can neither run nor call anything.
+# past the sanitizer can neither run nor call anything.  `blob:` are the images that the user has added:
+# such a name is made by the page's own scripts, for what is in the browser already.
 CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )

@@ -250,7 +250,8 @@ def test_an_error_of_the_server_is_shown(visit: Visit) -> None:
 
 def test_another_model_since_the_page_was_opened_is_found(visit: Visit) -> None:
     visit.expect_problem("404|ERR_FAILED")
-    visit.page.evaluate("localStorage.setItem('settings', '{\"model\": \"of before\"}')")
+    # Set in the next page: a late list would let this one choose a model after it.
+    visit.page.add_init_script("localStorage.setItem('settings', '{\"model\": \"of before\"}')")
     # It would say so at once.
     visit.page.route("**/models/sse", lambda route: route.abort())
     # The list comes only once the message is sent.

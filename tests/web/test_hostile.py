@@ -75,13 +75,15 @@ def test_html_is_shown_as_it_is(visit: Visit) -> None:
 def test_the_policy_stops_what_the_sanitizer_would_let_through(visit: Visit) -> None:
     """The second line of defence, without the first one."""
     visit.expect_problem("Content.Security.Policy|TrustedHTML|violates")
-    added = """() => new Promise((resolve) => {
-      document.addEventListener("securitypolicyviolation", (e) => resolve(e.effectiveDirective));
+    added = """(source) => new Promise((resolve) => {
+      const on = (event) => resolve(event.effectiveDirective);
+      document.addEventListener("securitypolicyviolation", on, { once: true });
       const image = document.createElement("img");
-      image.src = "http://evil.example/pixel.png";
+      image.src = source;
       document.body.append(image);
     })"""
-    assert visit.page.evaluate(added) == "img-src"
+    for source in ("http://evil.example/pixel.png", "data:image/png;base64,AAAA"):
+        assert visit.page.evaluate(added, source) == "img-src"
     html = "try { document.body.innerHTML = '<b>x</b>'; 'set' } catch (error) { error.name }"
     assert visit.page.evaluate(html) == "TypeError"
     assert visit.page.evaluate("document.querySelector('main') !== null") is True

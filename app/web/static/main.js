@@ -65,7 +65,7 @@ async function showModels() {
 window.addEventListener("hashchange", showView);
 document.addEventListener("visibilitychange", showView);
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || event.isComposing || $("settings").open) return;
+  if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open]")) return;
   if ($("sidebar").classList.contains("open")) {
     showDrawer(false);
     $("drawer-toggle").focus();

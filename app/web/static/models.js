@@ -73,6 +73,12 @@ export const stateText = (card) =>
 
 export const percent = ({ status }) => Math.floor(100 * (status.progress ?? 0));
 
+/** Whether a model takes images; undefined where the server does not say. */
+export function takesImages(card) {
+  const [kinds, words] = [card?.architecture?.input_modalities, card?.capabilities];
+  return kinds || words ? Boolean(kinds?.includes("image") || words?.includes("vision")) : undefined;
+}
+
 /** What is known of a model besides its state and its memory. */
 export function factsOf({ capabilities, pinned, expires_at: expires }) {
   const time = expires && new Date(expires * 1000).toLocaleTimeString([], { timeStyle: "short" });

@@ -5,6 +5,7 @@ import { onModels } from "../models.js";
 import { openSettings } from "../settings_dialog.js";
 import { session } from "../storage.js";
 import { Announcer } from "./announcer.js";
+import { Attachments } from "./attachments.js";
 import { ConversationList } from "./conversation_list.js";
 import {
   assistantMessage, loadAll, newConversation, onChangeElsewhere, remove, save, titleOf, toolMessage, userMessage,
@@ -32,6 +33,7 @@ export class ChatView {
   #views = new Map(); // by message
   #running = new Map(); // AbortControllers, by conversation
   #scroller = $("messages");
+  #attachments = new Attachments(() => this.#shown.messages.flatMap(({ images }) => images ?? []).length);
   #announcer = new Announcer($("announcer"));
   #throttle = new Throttle(() => this.#render());
   #list = new ConversationList($("conversations"), {
@@ -39,7 +41,7 @@ export class ChatView {
     remove: (conversation) => this.#remove(conversation),
   });
   #actions = {
-    edit: (message, text) => this.#restart(message, userMessage(text)),
+    edit: (message, text) => this.#restart(message, userMessage(text, message.images)),
     regenerate: (message) => this.#regenerate(message),
     proceed: (message) => this.#proceed(message),
     respond: (message, call, text) => this.#respond(message, call, text),
@@ -96,7 +98,7 @@ export class ChatView {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = text;
-    button.addEventListener("click", () => this.#send(text));
+    button.addEventListener("click", () => this.#send(userMessage(text)));
     const item = document.createElement("li");
     item.append(button);
     $("suggestions").append(item);
@@ -114,21 +116,22 @@ export class ChatView {
     prompt.style.height = `${prompt.scrollHeight}px`;
   }
 
-  #submit(event) {
+  async #submit(event) {
     event.preventDefault();
-    const text = $("prompt").value.trim();
-    if (!text || this.#running.has(this.#shown)) return;
+    const text = () => $("prompt").value.trim();
+    if (!await this.#attachments.isReady(text) || this.#running.has(this.#shown)) return;
+    const message = userMessage(text(), this.#attachments.take());
     $("prompt").value = "";
     this.#fitPrompt();
-    this.#send(text);
+    this.#send(message);
   }
 
-  #send(text) {
+  #send(message) {
     const conversation = this.#shown;
     if (!this.#conversations.includes(conversation)) this.#conversations.unshift(conversation);
     session.set(SHOWN, conversation.id);
-    conversation.title ||= titleOf(text);
-    conversation.messages.push(userMessage(text));
+    conversation.title ||= titleOf(message.content || "Images");
+    conversation.messages.push(message);
     this.#write();
   }
 

@@ -1,6 +1,7 @@
 // Conversations: what they consist of, and IndexedDB, where they are kept.
 //
 // A message is {role: "user" | "assistant" | "tool", content, status}, and besides
+//   of the user: images (Blobs; older ones have none)
 //   of the assistant: reasoning, calls: [{id, name, arguments}], error, finishReason, usage,
 //     tokensPerSecond, firstTokenSeconds, reasoningSeconds, model, asked (the model that was asked)
 //   of a tool: callId
@@ -65,7 +66,7 @@ export function newConversation() {
 // `crypto.randomUUID` is there in secure contexts only.
 const newId = () => `${Date.now().toString(36)}-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
 
-export const userMessage = (content) => ({ role: "user", content, status: "done" });
+export const userMessage = (content, images = []) => ({ role: "user", content, images, status: "done" });
 export const toolMessage = (callId, content) => ({ role: "tool", callId, content, status: "done" });
 export const assistantMessage = () =>
   ({ role: "assistant", content: "", reasoning: "", calls: [], status: "streaming" });

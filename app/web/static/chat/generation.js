@@ -2,6 +2,7 @@
 
 import { streamChat } from "../api.js";
 import { samplingFields, settings } from "../settings.js";
+import { dataUrl } from "./images.js";
 
 /**
  * Let the model write `message`, the last one of `messages`; what it has already is continued.
@@ -14,7 +15,7 @@ export async function generate(messages, message, signal, onChange) {
   delete message.error;
   message.asked = settings.model;
   try {
-    for await (const chunk of streamChat(requestOf(messages, message), signal)) {
+    for await (const chunk of streamChat(await requestOf(messages, message), signal)) {
       apply(chunk, message, clock);
       onChange();
     }
@@ -29,8 +30,8 @@ export async function generate(messages, message, signal, onChange) {
   onChange();
 }
 
-function requestOf(messages, message) {
-  const turns = messages.slice(0, messages.indexOf(message)).flatMap(turnOf);
+async function requestOf(messages, message) {
+  const turns = (await Promise.all(messages.slice(0, messages.indexOf(message)).map(turnsOf))).flat();
   if (settings.system.trim()) turns.unshift({ role: "system", content: settings.system });
   const continued = message.content !== "";
   if (continued) turns.push({ role: "assistant", content: message.content });
@@ -46,8 +47,8 @@ function requestOf(messages, message) {
   };
 }
 
-function turnOf(message) {
-  if (message.role === "user") return [{ role: "user", content: message.content }];
+async function turnsOf(message) {
+  if (message.role === "user") return [{ role: "user", content: await contentOf(message) }];
   if (message.role === "tool") {
     return [{ role: "tool", tool_call_id: message.callId, content: message.content }];
   }
@@ -62,6 +63,15 @@ function turnOf(message) {
     }));
   }
   return [turn];
+}
+
+async function contentOf({ content, images }) {
+  if (!images?.length) return content;
+  const urls = await Promise.all(images.map(dataUrl));
+  return [
+    ...(content ? [{ type: "text", text: content }] : []),
+    ...urls.map((url) => ({ type: "image_url", image_url: { url } })),
+  ];
 }
 
 function apply(chunk, message, clock) {

@@ -2,6 +2,7 @@
 
 import { copyButton, h, iconButton, setText } from "../dom.js";
 import { waitFor } from "../models.js";
+import { thumbnails } from "./images.js";
 import { MarkdownStream } from "./markdown_stream.js";
 
 /**
@@ -15,22 +16,26 @@ export function viewOf(message, actions) {
 
 class UserView {
   element = h("li", { class: "message user" });
+  #images;
 
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
+    this.#images = h("div", { class: "images" }, ...thumbnails(message.images ?? []));
     this.#show();
   }
 
   update() {}
 
   #show() {
+    const { content } = this.message;
     this.element.replaceChildren(
       h("h2", { class: "sr-only", text: "You" }),
-      h("div", { class: "bubble", text: this.message.content }),
+      this.#images,
+      content ? h("div", { class: "bubble", text: content }) : "",
       h("div", { class: "tools" },
         iconButton("edit", "Edit", () => this.#edit()),
-        copyButton("Copy", () => this.message.content)),
+        content ? copyButton("Copy", () => content) : ""),
     );
   }
 
@@ -38,11 +43,11 @@ class UserView {
     const area = h("textarea", { "aria-label": "Edit the message", rows: 3, value: this.message.content });
     const close = () => {
       this.#show();
-      this.element.querySelector("button").focus();
+      this.element.querySelector(".tools button").focus();
     };
     const save = (event) => {
       event.preventDefault();
-      if (area.value.trim()) this.actions.edit(this.message, area.value.trim());
+      if (area.value.trim() || this.#images.children.length) this.actions.edit(this.message, area.value.trim());
     };
     const onKey = (event) => {
       if (event.key === "Escape") {
@@ -51,6 +56,7 @@ class UserView {
       } else if (event.target === area && event.key === "Enter" && !event.shiftKey && !event.isComposing) save(event);
     };
     this.element.replaceChildren(
+      this.#images,
       h("form", { class: "edit", on: { submit: save, keydown: onKey } }, area,
         h("div", { class: "actions" },
           h("span", { class: "hint", text: "What follows is replaced." }),
