@@ -294,10 +294,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 
 def make_vision_model(name: str, folder: Path, seed: int = 1) -> nn.Module:
-    """Write a model of a family with random weights; return mlx-vlm's model of it."""
-    config = FAMILIES[name].config
-    module = model_file(name)
-    model: nn.Module = whole_model(module, config)
+    """Write a tiny model of a family; return mlx-vlm's model of it."""
+    return write_vision_model(FAMILIES[name].config, folder, seed)
+
+
+def write_vision_model(config: Config, folder: Path, seed: int = 1) -> nn.Module:
+    """Write a model of a config with random weights; return mlx-vlm's model of it."""
+    model = whole_model(model_file(config["model_type"]), config)
     mx.random.seed(seed)
     model.update(tree_map_with_path(_random, model.parameters()))
     mx.eval(model.parameters())
