@@ -24,7 +24,7 @@ class ImageEncoding:
         self._max_rows = max_rows
         self._max_chunk = max_chunk
         self._encoded: OrderedDict[bytes, int] = OrderedDict()
-        # Those that admitted requests need next.
+        # Those that admitted requests need next, or in this step.
         self._needed: set[bytes] = set()
         self._ordered: list[EncodeOrder] = []
         self._dropped: list[bytes] = []
@@ -50,12 +50,17 @@ class ImageEncoding:
         """
         start, pending = request.num_computed_tokens, request.num_pending_tokens
         for placed in request.spec.images:
-            if placed.stop <= start or self._has(placed.image):
-                continue
             ahead = placed.start - start
-            may_encode = ahead < self._max_chunk and not (has_streams and self._had_turn)
+            if placed.stop <= start:
+                continue
+            if ahead >= self._max_chunk:
+                return ahead
+            if self._has(placed.image):
+                # This step reads it, whatever else needs room.
+                self._needed.add(placed.image.digest)
+                continue
             order = EncodeOrder(request.request_id, placed.image)
-            if not (may_encode and self._add(order)):
+            if (has_streams and self._had_turn) or not self._add(order):
                 return max(0, ahead)
         return pending
 

@@ -117,6 +117,17 @@ def test_an_image_waits_while_others_need_the_room() -> None:
     ]
 
 
+def test_what_a_step_reads_is_not_dropped_for_what_it_encodes() -> None:
+    scheduler = scheduler_of(max_image_rows=6, max_num_batched_tokens=40, max_model_len=64)
+    runner = TokenRunner(scheduler.config)
+    both = [PlacedImage(1, CAT), PlacedImage(6, DOG)]
+    first = [asking(i, image, max_tokens=1) for i, image in enumerate(both)]
+    trace(scheduler, first, runner)
+    second = [asking(2, *both, num_tokens=12), asking(3, PlacedImage(1, image_of(b"new", 3)))]
+    lines = trace(scheduler, second, runner)
+    assert lines[:2] == ["2[0:12] 3[0:1]", "2[12:13] *3"]
+
+
 def test_a_request_that_is_preempted_has_its_image_encoded_again_if_it_is_gone() -> None:
     scheduler = scheduler_of(max_image_rows=0)
     made = asking(0, PlacedImage(1, TALL), num_tokens=12)
