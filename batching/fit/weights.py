@@ -44,7 +44,14 @@ def weight_bytes(model: ModelDescription, compute: Compute, dtype: str = "auto")
     has_kernels = compute is Compute.KERNELS
     if model.is_gguf:
         return _of_gguf(model.tensors, size, has_kernels)
-    return _of_safetensors(model, size, has_kernels)
+    return _of_safetensors(model, size, has_kernels) + _of_tower(model.tower, size)
+
+
+def _of_tower(tensors: Sequence[StoredTensor], size: int | None) -> int:
+    """Return the bytes of a vision part, which MLX computes everywhere."""
+    return sum(
+        tensor.num_bytes if size is None else math.prod(tensor.shape) * size for tensor in tensors
+    )
 
 
 def _of_gguf(tensors: Sequence[StoredTensor], size: int | None, has_kernels: bool) -> int:

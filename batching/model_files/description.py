@@ -12,15 +12,18 @@ from batching.errors import ModelLoadError, printable
 from batching.model_files.context_length import declared_context
 from batching.model_files.gguf_config import outline_config
 from batching.model_files.gguf_header import read_header
+from batching.model_files.model_types import VISION_TYPES
 from batching.model_files.safetensors_header import read_tensors
 from batching.model_files.snapshot import CONFIG, WEIGHTS
 from batching.model_files.tensor import StoredTensor
 
-# Parts of models with pictures or sound, and layers that predict further tokens, are not loaded.
-_NOT_LOADED: Final = re.compile(
+# What reads images; it is loaded for the types whose images are served.
+_TOWER: Final = re.compile(
     r"(^|\.)(vision_tower|vision_model|vision_encoder|visual|multi_modal_projector|mm_projector|"
-    r"audio_tower|embed_audio|embed_vision|mtp|v|mm)\."
+    r"embed_vision|connector)\."
 )
+# Parts for sound, parts of a GGUF file, and layers that predict further tokens, are not loaded.
+_NOT_LOADED: Final = re.compile(r"(^|\.)(audio_tower|embed_audio|mtp|v|mm)\.")
 _ROPE: Final = re.compile(r"rotary_emb\.inv_freq$|^rope_(freqs|factors_(long|short))\.weight$")
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d+)\.")
 _FLOATS: Final = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
@@ -34,7 +37,8 @@ class ModelDescription:
 
     path: the file or directory; None if it is not on this machine.
     config: that of mlx-lm; of a GGUF file only sizes.
-    tensors: those that are loaded.
+    tensors: those of the text model that are loaded.
+    tower: those of the vision part, if it is loaded.
     size: bytes of the files.
     chat_template: None if it has none.
     file_type: the mixture of types that a GGUF file says it is.
@@ -47,6 +51,7 @@ class ModelDescription:
     chat_template: str | None = None
     is_gguf: bool = False
     file_type: str | None = None
+    tower: tuple[StoredTensor, ...] = ()
 
     @property
     def model_type(self) -> str | None:
@@ -129,8 +134,14 @@ def _describe_directory(path: Path) -> ModelDescription:
     files = sorted(path.glob(WEIGHTS))
     tensors = [tensor for file in files for tensor in read_tensors(file)]
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    has_tower = config.get("model_type") in VISION_TYPES
     return ModelDescription(
-        path, config, loaded_tensors(config, tensors), size, _chat_template(path)
+        path,
+        config,
+        loaded_tensors(config, tensors),
+        size,
+        _chat_template(path),
+        tower=tuple(each for each in tensors if has_tower and _TOWER.search(each.name)),
     )
 
 
@@ -193,7 +204,7 @@ def loaded_tensors(config: dict[str, Any], tensors: list[StoredTensor]) -> tuple
     count = flat.get("num_hidden_layers")
 
     def is_loaded(name: str) -> bool:
-        if _NOT_LOADED.search(name) or _ROPE.search(name):
+        if _TOWER.search(name) or _NOT_LOADED.search(name) or _ROPE.search(name):
             return False
         layer = _LAYER.search(name)
         return layer is None or not isinstance(count, int) or int(layer[1]) < count

@@ -23,6 +23,18 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 }
 # Types that mlx-lm has under another name, and does not map itself.
 RENAMED: Final = {"lfm2_vl": "lfm2-vl"}
+# Those whose vision part is served: their log probabilities are tested to be those of the plain pass.  Gemma's images
+# and PaliGemma's prompts see ahead, which no pool does yet; mllama attends to images across.
+VISION_TYPES: Final = (
+    "idefics3",
+    "lfm2_vl",
+    "lfm2-vl",
+    "llava",
+    "mistral3",
+    "qwen2_5_vl",
+    "qwen3_5",
+    "qwen3_vl",
+)
 _SERVED: Final[Mapping[str, str]] = {
     "batched": (
         "Klear afm7 afmoe apertus bailing_moe cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3 "

@@ -16,21 +16,10 @@ from batching.backend.vision.mlx_vlm_models import NoVisionModel
 from batching.backend.vision.rotate_axes import hook_axes
 from batching.backend.vision.tower import Tower, load_tower
 from batching.engine.load_slices import LoadSlices
+from batching.model_files.model_types import VISION_TYPES
 from batching.model_info import TEXT_ONLY, NoVision, VisionModel
 
 _TOKEN_IDS: Final = ("image_token_id", "image_token_index")
-# Those whose log probabilities are tested to be those of the plain pass.  Gemma's images and PaliGemma's prompts see
-# ahead, which no pool does yet; mllama attends to images across.
-FAMILIES: Final = (
-    "idefics3",
-    "lfm2_vl",
-    "lfm2-vl",
-    "llava",
-    "mistral3",
-    "qwen2_5_vl",
-    "qwen3_5",
-    "qwen3_vl",
-)
 
 
 @dataclass(frozen=True)
@@ -67,10 +56,10 @@ def open_vision(
     token_id = next((config[name] for name in _TOKEN_IDS if config.get(name) is not None), None)
     if not isinstance(config.get("vision_config"), Mapping) or token_id is None:
         return TEXT_ONLY
-    if (model_type := str(config["model_type"])) not in FAMILIES:
+    if (model_type := str(config["model_type"])) not in VISION_TYPES:
         return NoVision(
             f"is served without its vision part: images of the type {model_type} are not supported; those of "
-            f"{', '.join(FAMILIES)} are"
+            f"{', '.join(VISION_TYPES)} are"
         )
     try:
         tower = load_tower(folder, config, dtype)

@@ -18,7 +18,9 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
 from batching.engine.load_slices import ONE_SLICE
 from batching.engine.loaded_engine import LoadedEngine
+from batching.fit.weights import Compute, weight_bytes
 from batching.inputs.sampling_params import SamplingParams
+from batching.model_files.description import describe
 from batching.model_info import NoVision
 from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestFailure
@@ -132,3 +134,12 @@ def test_a_family_that_is_not_tried_is_served_without_its_vision_part(tmp_path: 
     found = open_vision(str(tmp_path / "model"), nn.Module(), None, Changes(), ONE_SLICE)
     assert isinstance(found, NoVision)
     assert "images of the type qwen3_vl_moe are not supported; those of idefics3, " in found.reason
+
+
+def test_the_memory_of_a_vision_model_is_known_before_it_is_loaded(tmp_path: Path) -> None:
+    make_vision_model("qwen3_vl", tmp_path / "model")
+    loaded = engine_of(tmp_path / "model", native="off")
+    loaded.close()
+    described = describe(tmp_path / "model")
+    assert described.tower
+    assert weight_bytes(described, Compute.FLOATS) == loaded.memory.weights
