@@ -66,6 +66,7 @@ BACKEND_USERS: Final = {
     KERNELS,
     MAKE_MODEL,
     GPU_CHECK,
+    "scripts.bench.images",
     "scripts.bench.loading",
     "scripts.bench.models",
     "scripts.guidellm",

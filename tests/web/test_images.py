@@ -26,8 +26,7 @@ from tests.web.pictures import (
     seen,
     turned_jpeg,
 )
-from tests.web.test_usability import NAMELESS
-from tests.web.visit import PHONE, Visit, new_visit
+from tests.web.visit import NAMELESS, PHONE, Visit, new_visit
 
 MODEL: Final = "smollm2-135m-instruct"
 TAKES_IMAGES: Final = {"architecture": {"input_modalities": ["text", "image"]}}

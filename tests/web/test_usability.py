@@ -1,17 +1,12 @@
 """The page by keyboard, on a phone, read aloud, in both themes."""
 
-import re
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect  # type: ignore[import-not-found]
 
 from scripts.server_process import Server
-from tests.web.visit import PHONE, Visit, new_visit
-
-NAMELESS: Final = re.compile(
-    r"^\s*- (?:button|link|textbox|combobox|checkbox|spinbutton|dialog)(?:$|:| \[)", re.MULTILINE
-)
+from tests.web.visit import NAMELESS, PHONE, Visit, new_visit
 
 
 def focused(visit: Visit) -> str:

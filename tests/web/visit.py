@@ -13,6 +13,9 @@ from scripts.server_process import Server
 
 DESKTOP: Final = {"width": 1280, "height": 800}
 PHONE: Final = {"width": 360, "height": 640}
+NAMELESS: Final = re.compile(
+    r"^\s*- (?:button|link|textbox|combobox|checkbox|spinbutton|dialog)(?:$|:| \[)", re.MULTILINE
+)
 
 
 def scripted_server(**settings: Any) -> Server:
