@@ -1,8 +1,7 @@
 """Batches of conversations: tokens as a server makes them, and the pictures' patches by their grids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 # Before MLX: a fast BLAS must be loaded first.
@@ -25,16 +24,19 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class Pictures:
-    """Patches of equally large pictures together.
+    """Patches of equally large pictures together, or what a tower has made of them.
 
-    The pictures' tokens are counted from 1 through all grids; first_rows and sizes, in tokens, are in the
-    order in which the pictures were given; labels has a row for each token.
+    The pictures' tokens are counted from 1 through all of them.
+
+    where: the first token of each scene, by its `id`, and how many rows and columns of tokens it has.
+    labels: what each token shows.
+    levels: embeddings of the tokens behind a row of zeros, and what is added behind the first layers.
     """
 
     by_grid: Sequence[tuple[Grid, mx.array]]
-    first_rows: Sequence[int]
-    sizes: Sequence[Grid]
+    where: Mapping[int, tuple[int, Grid]]
     labels: mx.array
+    levels: Sequence[mx.array] = ()
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,17 @@ def look(scenes: Sequence[Scene], processor: Any) -> Pictures:
     grids = [(int(m["image_grid_thw"][0][1]), int(m["image_grid_thw"][0][2])) for m in made]
     sizes = [(height // MERGE, width // MERGE) for height, width in grids]
     order = sorted(range(len(scenes)), key=lambda i: grids[i])
-    ends = np.cumsum([1, *(sizes[i][0] * sizes[i][1] for i in order)])
-    first_rows = dict(zip(order, map(int, ends[:-1]), strict=True))
+    firsts = np.cumsum([1, *(sizes[i][0] * sizes[i][1] for i in order)])
     by_grid = [
         (grid, mx.array(np.stack([made[i]["pixel_values"] for i in order if grids[i] == grid])))
         for grid in sorted(set(grids))
     ]
     labels = [_labels(scenes[i], sizes[i]) for i in order]
-    rows = mx.array(np.concatenate([np.zeros((0, 2), np.int32), *labels]))
-    return Pictures(by_grid, [first_rows[i] for i in range(len(scenes))], sizes, rows)
+    return Pictures(
+        by_grid,
+        {id(scenes[i]): (int(firsts[at]), sizes[i]) for at, i in enumerate(order)},
+        mx.array(np.concatenate([np.zeros((0, 2), np.int32), *labels])),
+    )
 
 
 def _labels(scene: Scene, size: Grid) -> Any:
@@ -109,26 +113,22 @@ class Encoder:
             ids += [token] * (int(np.prod(next(images))) if token == self._image else 1)
         return ids
 
-    def batch(self, talks: Sequence[Talk]) -> Batch:
-        pictures = look([scene for talk in talks for scene in talk.scenes], self.processor)
-        bounds = list(pairwise(np.cumsum([0, *(len(talk.scenes) for talk in talks)])))
-        encoded = [
-            self.encode(talk, pictures.sizes[slice(*bound)])
-            for talk, bound in zip(talks, bounds, strict=True)
-        ]
+    def batch(self, talks: Sequence[Talk], pictures: Pictures | None = None) -> Batch:
+        """pictures: what holds those of the conversations, and more; made of them if None."""
+        if pictures is None:
+            pictures = look([scene for talk in talks for scene in talk.scenes], self.processor)
+        where = [[pictures.where[id(scene)] for scene in talk.scenes] for talk in talks]
+        sizes = [[size for _, size in images] for images in where]
+        encoded = [self.encode(*of) for of in zip(talks, sizes, strict=True)]
         length = max(map(len, encoded))
         ids = np.array([[*e, *[self._end] * (length - len(e))] for e in encoded], np.int32)
         rows = np.zeros(ids.shape, np.int32)
         axes = np.zeros((3, *ids.shape), np.int32)
-        for i, bound in enumerate(bounds):
-            images = slice(*bound)
-            axes[:, i] = positions(ids[i] == self._image, pictures.sizes[images])
-            rows[i, ids[i] == self._image] = [
-                first + token
-                for first, size in zip(
-                    pictures.first_rows[images], pictures.sizes[images], strict=True
-                )
-                for token in range(size[0] * size[1])
+        for i, images in enumerate(where):
+            is_image = ids[i] == self._image
+            axes[:, i] = positions(is_image, sizes[i])
+            rows[i, is_image] = [
+                first + token for first, (high, wide) in images for token in range(high * wide)
             ]
         said = [i * length + at for i, e in enumerate(encoded) for at in self._said(e)]
         places = np.array(said, np.int32)

@@ -4,7 +4,7 @@ The library's own attends to each picture by itself, and computes activations by
 CPU several times as long.  `test_the_batched_forward_is_the_librarys` holds both beside each other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, Final, cast
 
@@ -39,11 +39,8 @@ def logits(model: Any, batch: Batch) -> mx.array:
     trunk = model.language_model.model
     h = trunk.embed_tokens(batch.ids)
     added: list[mx.array] = []
-    if batch.pictures.by_grid:
-        # Row 0 stands where there is text.
-        seen = [
-            mx.pad(level, [(1, 0), (0, 0)]) for level in see(model.vision_tower, batch.pictures)
-        ]
+    if batch.pictures.where:
+        seen = batch.pictures.levels or with_zeros(see(model.vision_tower, batch.pictures))
         h = mx.where(batch.rows[..., None] > 0, seen[0][batch.rows], h)
         added = [level[batch.rows] for level in seen[1:]]
     turn = trunk.layers[0].self_attn.rotary_emb(h, batch.positions)
@@ -56,6 +53,11 @@ def logits(model: Any, batch: Batch) -> mx.array:
     said = trunk.norm(h.reshape(-1, h.shape[-1])[batch.places])
     made: mx.array = model.language_model.lm_head(said)
     return made
+
+
+def with_zeros(levels: Sequence[mx.array]) -> list[mx.array]:
+    """Return them with a row for what is no picture."""
+    return [mx.pad(level, [(1, 0), (0, 0)]) for level in levels]
 
 
 def see(tower: Any, pictures: Pictures) -> list[mx.array]:

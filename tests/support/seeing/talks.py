@@ -1,6 +1,6 @@
 """Conversations about pictures, and a few without any: those that train the model, and those held out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -36,6 +36,7 @@ _PLACED: Final = {
 }
 _SYSTEMS: Final = ("You are a helpful assistant.", "Answer in one word.")
 Message = dict[str, Any]
+Draw = Callable[[Random, str], Scene]
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ def held_out(seed: int, kind: str = "", num_images: int = 1) -> Talk:
     """Return a question of this kind (of any, if empty) about one or two pictures, and its answer."""
     random = np.random.default_rng([_HELD_OUT, seed])
     kind = kind or pick(random, KINDS)
-    scenes = [scene(random, kind) for _ in range(num_images)]
-    which = int(random.integers(num_images))
-    subject, answer = pick(random, scenes[which].facts)
-    phrase = _PHRASES[kind][0] if num_images == 1 else _PLACED[kind]
-    question = user(phrase.format(subject, _PLACES[which]), num_images)
-    return Talk([question, {"role": "assistant", "content": answer}], scenes)
+    if num_images == 1:
+        drawn = scene(random, kind)
+        subject, answer = pick(random, drawn.facts)
+        return Talk(_turns([(_PHRASES[kind][0].format(subject), answer)], 1), [drawn])
+    scenes, asked = _pair(random, kind, scene)
+    return Talk(_turns([pick(random, asked)], 2), scenes)
 
 
 def held_out_text(seed: int) -> Talk:
@@ -104,54 +105,82 @@ def user(text: str, num_images: int = 0) -> Message:
     return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
 
 
-def talk(random: Random) -> Talk:
-    """Make a conversation up."""
+def talk(random: Random, draw: Draw = scene) -> Talk:
+    """Make a conversation up.
+
+    draw: returns a picture of a kind.
+    """
     kind = random.random()
-    made = _text(random) if kind < 0.1 else _two(random) if kind < 0.55 else _one(random)
-    if random.random() < 0.25:
-        system = {"role": "system", "content": pick(random, _SYSTEMS)}
-        return Talk([system, *made.messages], made.scenes)
-    return made
+    if kind < 0.1:
+        made = _text(random)
+    else:
+        made = _two(random, draw) if kind < 0.55 else _one(random, draw)
+    return Talk(_varied(random, made.messages), made.scenes)
 
 
-def _turns(random: Random, asked: Sequence[tuple[str, str]], num_images: int) -> list[Message]:
-    """Questions and answers; the images are in the first message, before its text or behind."""
+def _turns(asked: Sequence[tuple[str, str]], num_images: int) -> list[Message]:
+    """Questions and answers; the images are in the first message."""
     messages = []
     for i, (question, answer) in enumerate(asked):
-        text = question if random.random() < 0.7 else _lower(question)
-        message = user(text, 0 if i else num_images)
-        if random.random() < 0.3:
-            message["content"].reverse()
-        messages += [message, {"role": "assistant", "content": answer}]
+        messages += [
+            user(question, 0 if i else num_images),
+            {"role": "assistant", "content": answer},
+        ]
     return messages
+
+
+def _varied(random: Random, messages: Sequence[Message]) -> list[Message]:
+    """Some begin with a system message; some questions begin small, or stand before their images."""
+    made: list[Message] = []
+    if random.random() < 0.25:
+        made.append({"role": "system", "content": pick(random, _SYSTEMS)})
+    for message in messages:
+        if message["role"] == "user":
+            *images, text = message["content"]
+            if random.random() < 0.3:
+                text = {"type": "text", "text": _lower(text["text"])}
+            content = [text, *images] if random.random() < 0.3 else [*images, text]
+            message = {"role": "user", "content": content}
+        made.append(message)
+    return made
 
 
 def _lower(question: str) -> str:
     return question[0].lower() + question[1:]
 
 
-def _one(random: Random) -> Talk:
-    drawn = scene(random)
+def _one(random: Random, draw: Draw) -> Talk:
+    drawn = draw(random, "")
     asked = [
         (pick(random, _PHRASES[drawn.kind]).format(drawn.facts[i][0]), drawn.facts[i][1])
         for i in random.permutation(len(drawn.facts))
     ]
-    return Talk(_turns(random, asked, 1), [drawn])
+    return Talk(_turns(asked, 1), [drawn])
 
 
-def _two(random: Random) -> Talk:
-    """Two pictures of which the same can be asked."""
-    kind = pick(random, ("colour", "colour", "digit", "count"))
-    scenes = [scene(random, kind) for _ in _PLACES]
-    facts = [(*fact, place) for s, place in zip(scenes, _PLACES, strict=True) for fact in s.facts]
-    some = [facts[i] for i in random.permutation(len(facts))[:2]]
-    asked = [(_PLACED[kind].format(subject, place), answer) for subject, answer, place in some]
-    return Talk(_turns(random, asked, 2), scenes)
+def _two(random: Random, draw: Draw) -> Talk:
+    scenes, asked = _pair(random, pick(random, KINDS), draw)
+    return Talk(_turns([asked[i] for i in random.permutation(len(asked))[:2]], 2), scenes)
+
+
+def _pair(random: Random, kind: str, draw: Draw) -> tuple[list[Scene], list[tuple[str, str]]]:
+    """Return two pictures to which the same question has different answers, and those for each."""
+    while True:
+        scenes = [draw(random, kind) for _ in _PLACES]
+        first, second = (dict(scene.facts) for scene in scenes)
+        asked = [
+            (_PLACED[kind].format(subject, place), facts[subject])
+            for subject in first
+            if first[subject] != second.get(subject, first[subject])
+            for place, facts in zip(_PLACES, (first, second), strict=True)
+        ]
+        if asked:
+            return scenes, asked
 
 
 def _text(random: Random) -> Talk:
     """Without a picture."""
-    return Talk(_turns(random, [_text_question(random) for _ in range(2)], 0), [])
+    return Talk(_turns([_text_question(random) for _ in range(2)], 0), [])
 
 
 def _text_question(random: Random) -> tuple[str, str]:

@@ -18,7 +18,7 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_map
 
-from tests.support.seeing.batches import NAMES, SHADES, Batch, Encoder, Pictures, look
+from tests.support.seeing.batches import NAMES, SHADES, Batch, Encoder, Grid, Pictures, look
 from tests.support.seeing.folder import (
     make_config,
     make_model,
@@ -26,16 +26,19 @@ from tests.support.seeing.folder import (
     make_tokenizer,
     write_folder,
 )
-from tests.support.seeing.forward import logits, see
-from tests.support.seeing.pictures import KINDS, SIZES, Random, pick, scene
+from tests.support.seeing.forward import logits, see, with_zeros
+from tests.support.seeing.pictures import KINDS, SIZES, Random, Scene, pick, scene
 from tests.support.seeing.talks import Talk, held_out, held_out_text, talk
 
 _SEED: Final = 1
 _NUM_HELD_OUT: Final = 300
+# How many pictures conversations are about, and how many the tower sees at once.
+_NUM_SEEN: Final = 4000
+_ENOUGH: Final = 50
 _LABEL_STEPS: Final = 1500
 _LABEL_SIZE: Final = 16
 _LABEL_RATE: Final = 3e-3
-_TALK_STEPS: Final = 1500
+_TALK_STEPS: Final = 2000
 _TALK_SIZE: Final = 16
 _TALK_RATE: Final = 2e-3
 # As many batches are sorted by length.
@@ -92,7 +95,10 @@ def train(model: Any, encoder: Encoder, part: float = 1.0) -> None:
     pictures = _picture_batches(np.random.default_rng([0, 0]), encoder.processor)
     _train("see", labeller, labeller.loss, pictures, int(_LABEL_STEPS * part), _LABEL_RATE)
     model.vision_tower.freeze()
-    talks = _talk_batches(np.random.default_rng([0, 1]), encoder)
+    random = np.random.default_rng([0, 1])
+    scenes = [scene(random) for _ in range(int(_NUM_SEEN * part) + _ENOUGH)]
+    album = _album(model.vision_tower, encoder.processor, scenes)
+    talks = _talk_batches(random, encoder, scenes, album)
     loss = partial(_loss, model)
     _train("talk", model, loss, talks, int(_TALK_STEPS * part), _TALK_RATE)
 
@@ -112,14 +118,37 @@ def _picture_batches(random: Random, processor: Any) -> Iterator[Halves]:
         yield half(), half()
 
 
-def _talk_batches(random: Random, encoder: Encoder) -> Iterator[Halves]:
+def _album(tower: Any, processor: Any, scenes: Sequence[Scene]) -> Pictures:
+    """Return what a tower that learns no more makes of pictures, so that it sees each of them once."""
+    first = 0
+    where: dict[int, tuple[int, Grid]] = {}
+    seen = []
+    for i in range(0, len(scenes), _ENOUGH):
+        some = look(scenes[i : i + _ENOUGH], processor)
+        where |= {scene: (first + at, size) for scene, (at, size) in some.where.items()}
+        first += len(some.labels)
+        seen.append(see(tower, some))
+        mx.eval(seen[-1])
+    levels = with_zeros([mx.concatenate(list(level)) for level in zip(*seen, strict=True)])
+    mx.eval(levels)
+    return Pictures((), where, mx.zeros((0, 2)), levels)
+
+
+def _talk_batches(
+    random: Random, encoder: Encoder, scenes: Sequence[Scene], album: Pictures
+) -> Iterator[Halves]:
     """Those in a batch are about equally long."""
+    kinds = {kind: [scene for scene in scenes if scene.kind == kind] for kind in KINDS}
+
+    def draw(random: Random, kind: str) -> Scene:
+        return pick(random, kinds[kind] if kind else scenes)
+
     while True:
-        made = [talk(random) for _ in range(_TALK_SIZE * _SORTED)]
+        made = [talk(random, draw) for _ in range(_TALK_SIZE * _SORTED)]
         made.sort(key=lambda t: (len(t.scenes), len(t.messages)))
         for i in random.permutation(_SORTED):
             some = made[i * _TALK_SIZE : (i + 1) * _TALK_SIZE]
-            yield encoder.batch(some[::2]), encoder.batch(some[1::2])
+            yield encoder.batch(some[::2], album), encoder.batch(some[1::2], album)
 
 
 def _train(
