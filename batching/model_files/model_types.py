@@ -32,8 +32,12 @@ VISION_TYPES: Final = (
     "llava",
     "mistral3",
     "qwen2_5_vl",
+    "qwen2_vl",
     "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_vl",
+    "qwen3_vl_moe",
+    "smolvlm",
 )
 _SERVED: Final[Mapping[str, str]] = {
     "batched": (

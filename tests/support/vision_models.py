@@ -113,7 +113,7 @@ def _pixels(*shape: int) -> Callable[[np.random.Generator], Any]:
     return lambda rng: rng.standard_normal(shape).astype(np.float32)
 
 
-FAMILIES: Final[Mapping[str, Family]] = {
+_FAMILIES: Final[Mapping[str, Family]] = {
     "qwen2_5_vl": Family(
         {
             **_TOKENS,
@@ -290,6 +290,58 @@ FAMILIES: Final[Mapping[str, Family]] = {
             pixel_attention_mask=lambda _: np.ones((1, 64), np.int32),
         ),
     ),
+}
+
+
+def _variant(family: Family, model_type: str, *of_parts: str, **of_text: Any) -> Family:
+    """Return a family that differs from another one in its types, of text and tower too, and its text model."""
+    config = family.config
+    text_type, vision_type = of_parts
+    text = config["text_config"] | {"model_type": text_type, **of_text}
+    vision = config["vision_config"] | {"model_type": vision_type}
+    changed = {"model_type": model_type, "text_config": text, "vision_config": vision}
+    return Family(config | changed, family.image, family.axis)
+
+
+_EXPERTS: Final[Config] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
+FAMILIES: Final[Mapping[str, Family]] = {
+    **_FAMILIES,
+    "qwen2_vl": Family(
+        {
+            **_TOKENS,
+            "model_type": "qwen2_vl",
+            "text_config": _TEXT | {"model_type": "qwen2_vl_text", "rope_scaling": _MROPE},
+            "vision_config": {
+                "model_type": "qwen2_vl",
+                "depth": 2,
+                "embed_dim": 32,
+                "hidden_size": 64,
+                "num_heads": 2,
+                "patch_size": 14,
+                "mlp_ratio": 2,
+            },
+        },
+        _with_grid(14),
+    ),
+    "qwen3_vl_moe": _variant(
+        _FAMILIES["qwen3_vl"], "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_vl_moe", **_EXPERTS
+    ),
+    "qwen3_5_moe": _variant(
+        _FAMILIES["qwen3_5"],
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_moe",
+        **_EXPERTS,
+        shared_expert_intermediate_size=24,
+    ),
+    "smolvlm": _variant(_FAMILIES["idefics3"], "smolvlm", "llama", "smolvlm_vision"),
 }
 
 

@@ -28,7 +28,9 @@ from tests.support.host_kernels import HostKernels
 from tests.support.model_files import edit_config
 from tests.support.platforms import platform_of
 from tests.support.requests import make_request
+from tests.support.tiny_models import DEVICE_KINDS
 from tests.support.vision_models import FAMILIES, Prompt, make_vision_model, plain_logits
+from tests.support.weekly import weekly_pairs
 
 TOLERANCE: Final = 1e-4
 NUM_OUTPUT: Final = 6
@@ -87,22 +89,16 @@ def check_family(family: str, folder: Path, **config: Any) -> None:
         assert output == mx.argmax(logits[len(prompt.token_ids) - 1 :], axis=-1).tolist()
 
 
-@pytest.mark.parametrize("native", ["off", "auto"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "pool"), weekly_pairs(FAMILIES, DEVICE_KINDS))
 def test_log_probabilities_are_those_of_the_plain_pass(
-    family: str, native: str, tmp_path: Path
+    family: str, pool: str, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {"prefill_chunk": 7, "max_num_batched_tokens": 16}
-    check_family(family, tmp_path / family, native=native, **limits)
-
-
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "idefics3"])
-def test_on_the_kernels_of_a_gpu(
-    family: str, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    platform = platform_of(gpu=Gpu.METAL, kernels=HostKernels(native))
-    monkeypatch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
-    check_family(family, tmp_path / family, prefill_chunk=11, max_num_batched_tokens=16)
+    if pool == "with a GPU's kernels":
+        platform = platform_of(gpu=Gpu.METAL, kernels=HostKernels(native))
+        monkeypatch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
+    uses = "auto" if pool == "with native kernels" else "off"
+    limits = {"prefill_chunk": 11, "max_num_batched_tokens": 16}
+    check_family(family, tmp_path / family, native=uses, **limits)
 
 
 def test_an_image_that_the_tower_does_not_take_fails_its_request_alone(tmp_path: Path) -> None:
@@ -130,10 +126,10 @@ def test_an_image_that_the_tower_does_not_take_fails_its_request_alone(tmp_path:
 
 def test_a_family_that_is_not_tried_is_served_without_its_vision_part(tmp_path: Path) -> None:
     make_vision_model("qwen3_vl", tmp_path / "model")
-    edit_config(tmp_path / "model", model_type="qwen3_vl_moe")
+    edit_config(tmp_path / "model", model_type="mllama")
     found = open_vision(str(tmp_path / "model"), nn.Module(), None, Changes(), ONE_SLICE)
     assert isinstance(found, NoVision)
-    assert "images of the type qwen3_vl_moe are not supported; those of idefics3, " in found.reason
+    assert "images of the type mllama are not supported; those of idefics3, " in found.reason
 
 
 def test_the_memory_of_a_vision_model_is_known_before_it_is_loaded(tmp_path: Path) -> None:
