@@ -3,6 +3,7 @@
 # make test-all    run all tests that this machine can, those of the next lines too: before a release
 # make test-slow   run the tests that build or measure, those of a second real model, and what make test samples
 # make test-clients   run the tests of clients that need an environment of their own, .venv-clients
+# make test-images   train a tiny model that sees, in build/seeing, and ask it about pictures over HTTP
 # make test-agents   run coding agents and SDKs of npm and PyPI against a scripted model, in build/agents
 # make test-web   run the tests of the page in Chromium, which the system has, in an environment of their own, .venv-web
 # make screenshots   take the README's pictures of the page again, likewise
@@ -61,7 +62,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-all test-slow test-clients test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
+.PHONY: serve test test-all test-slow test-images test-clients test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
   gpu-check docs lock clean test-kernels test-native test-native-changed $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
@@ -79,7 +80,7 @@ else
 endif
 
 # All that this machine has the programs for; also what follows one that fails, and then make fails.
-ALL_TESTS := check docs test test-slow test-clients $(if $(shell command -v "$${CXX:-c++}" 2>&1),test-native test-kernels) \
+ALL_TESTS := check docs test test-slow test-images test-clients $(if $(shell command -v "$${CXX:-c++}" 2>&1),test-native test-kernels) \
   $(if $(shell command -v npm 2>&1),test-agents) $(if $(shell command -v chromium 2>&1),test-web)
 test-all:
 	$(MAKE) --keep-going COVERAGE=true $(ALL_TESTS)
@@ -95,6 +96,9 @@ test-web: $(VENV)/.native $(WEB)/.installed
 
 screenshots: $(VENV)/.native $(WEB)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(WEB)/bin/python -m scripts.screenshots
+
+test-images: $(VENV)/.dev
+	$(BIN)/python -m pytest -m images tests/images
 
 test-agents: $(VENV)/.dev $(AGENTS)/.installed
 	$(BIN)/python -m pytest -m agents tests/agents
