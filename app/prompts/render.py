@@ -111,6 +111,9 @@ def chat_prompt(
     if texts := {mark: each for mark, each in attached.items() if isinstance(each, str)}:
         messages = [replace(m, content=filled(m.content, texts)) for m in conversation.messages]
         conversation = replace(conversation, messages=messages)
+    if truncation is None:
+        # A long text takes a while to render, too.
+        _check_length(model, [message.content for message in conversation.messages])
     if images := {mark: each for mark, each in attached.items() if isinstance(each, ImageInput)}:
         return _with_images(model, conversation, format_, truncation, images)
     text = _rendered(model, conversation, format_)
@@ -129,9 +132,7 @@ def _with_images(
         messages = [replace(m, content=moved_first(m.content)) for m in conversation.messages]
         conversation = replace(conversation, messages=messages)
     text = _rendered(model, conversation, format_)
-    num_characters, longest = len(MARK.sub("", text)), _longest_token(model, text)
-    if longest is not None and num_characters // longest > model.max_model_len:
-        raise PromptTooLong(num_characters // longest, model.max_model_len)
+    _check_length(model, [text])
     token_ids, found = placed(model, text, images)
     marks = [mark for m in conversation.messages for mark in MARK.findall(m.content)]
     num_images = sum(mark in images for mark in marks)
@@ -225,7 +226,7 @@ def _encoded(
 ) -> list[int]:
     """Tokenize a text, unless its length alone shows that it is too long: that takes seconds."""
     limit = model.max_model_len
-    longest = _longest_token(model, text)
+    longest = _longest_token(model, len(text))
     if longest is not None and (num_tokens := len(text) // longest) > limit:
         if truncation is None or (max_tokens := truncation.max_tokens(model)) > limit:
             raise PromptTooLong(num_tokens, limit)
@@ -234,10 +235,18 @@ def _encoded(
     return _truncated(model, token_ids, truncation)
 
 
-def _longest_token(model: ModelInfo, text: str) -> int | None:
+def _check_length(model: ModelInfo, texts: Sequence[str]) -> None:
+    """Raise PromptTooLong if the lengths of texts, without their marks, show that they do not fit in the context."""
+    num_characters = sum(len(MARK.sub("", text)) for text in texts)
+    longest = _longest_token(model, num_characters)
+    if longest is not None and num_characters // longest > model.max_model_len:
+        raise PromptTooLong(num_characters // longest, model.max_model_len)
+
+
+def _longest_token(model: ModelInfo, num_characters: int) -> int | None:
     """Return the length of the longest token, unless any text of this length fits in the context."""
     # A short text does not need the vocabulary, which takes a moment to read.
-    return longest_token(model) if len(text) > model.max_model_len else None
+    return longest_token(model) if num_characters > model.max_model_len else None
 
 
 def _truncated(model: ModelInfo, token_ids: list[int], truncation: Truncation | None) -> list[int]:
