@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,17 +23,14 @@ from app.http.early_stream import early_stream
 from app.http.errors.rejections import ModelNotReady
 from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat
-from app.prompts.image_marks import RequestedImage
 from app.server_state import server_state
 from app.settings import env_name
 from batching import (
     AsyncEngine,
     ContextLengthExceeded,
     DeadlineExceeded,
-    ImageInput,
     InvalidRequest,
     LeaseRequest,
-    ModelInfo,
     PlacedImage,
     Priority,
 )
@@ -128,16 +125,6 @@ def _waiting_for(request: Request, name: str) -> Iterator[None]:
 async def prepared(request: Request, function: Callable[[], T]) -> T:
     """Call a blocking function that prepares a request or looks at its outputs, in a thread; keys alternate."""
     return await server_state(request).threads.prompts.run(function, client_of(request).name)
-
-
-async def images_of(
-    request: Request, model: ModelInfo, images: Mapping[str, RequestedImage]
-) -> Mapping[str, ImageInput]:
-    """Return what the model takes for the images of a conversation, by their marks.
-
-    Raises: as `ModelImages.read`.
-    """
-    return await server_state(request).images.read(model, images, client_of(request).name)
 
 
 def client_of(request: Request) -> Client:

@@ -129,6 +129,7 @@ class Generation:
             num_output_tokens = sum(choice.num_tokens for choice in self._choices)
         return TokenUsage(
             num_prompt_tokens=self._job.num_prompt_tokens,
+            num_image_tokens=self._job.num_image_tokens,
             num_cached_tokens=sum(self._num_cached_tokens),
             num_output_tokens=num_output_tokens,
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),

@@ -61,6 +61,11 @@ class GenerationJob:
     def num_prompt_tokens(self) -> int:
         return sum(len(spec.prompt) for spec in self.specs)
 
+    @property
+    def num_image_tokens(self) -> int:
+        images = (placed.image for spec in self.specs for placed in spec.images)
+        return sum(len(image.token_ids) for image in images)
+
 
 def build_job(
     engine: AsyncEngine,

@@ -22,8 +22,8 @@ from app.http.errors.rejections import (
 )
 from app.http.errors.responses import CountRejection, error_response, ignore_rejection
 
-# The limit for all bodies together, in bodies of the maximum size.
-_MAX_BODIES: Final = 64
+# The limit for all bodies together, in bodies of the maximum size: few have images.
+_MAX_BODIES: Final = 16
 # Streamed bodies of one client at a time: each takes a connection, and a file, for as long as it comes.
 MAX_STREAMED: Final = 8
 

@@ -1,8 +1,8 @@
 """JSON bodies, with a bound on the time that parsing and validating them blocks the event loop.
 
-Parsing 4 MiB of text takes a few milliseconds and 4 MiB of numbers 70, but 4 MiB of nested lists take
-1,200 and unique keys 190.  So lists, objects and members are counted before, in at most 20
-milliseconds; a body at the limit takes about 200.
+Parsing 32 MiB of text takes 70 milliseconds and 4 MiB of numbers 70 to 200, but 4 MiB of nested lists take
+1,200 and unique keys 190.  So what is in no string is counted before: lists, objects and members, values, and
+bytes.  That takes 60 milliseconds for an image of 32 MiB; a body at a limit takes about 200.
 
 `pydantic_core.from_json` does not make the count superfluous: it takes 1,600 and 150 milliseconds,
 since most of that is Python's garbage collector.  It also rejects lone surrogates without the name of
@@ -29,13 +29,17 @@ from app.worker_threads import WorkerThreads
 
 # A conversation of thousands of turns, with their tool calls, has half as many.
 MAX_PARTS: Final = 200_000
+# The token ids of all prompts of a request are at most 1 << 20.
+MAX_VALUES: Final = (1 << 20) + (1 << 16)
+_MAX_QUOTES: Final = 2 * (MAX_PARTS + MAX_VALUES)
+# Bytes that are in no string, as of numbers.
+MAX_PLAIN: Final = 4 << 20
 
 # The codings in use of https://www.iana.org/assignments/http-parameters.
 _CODINGS: Final = frozenset({"gzip", "x-gzip", "compress", "x-compress", "deflate", "br", "zstd"})
 
 _PARTS: Final = b"[{:"
-_NO_PARTS: Final = bytes({*range(256)} - {*_PARTS})
-_NO_PARTS_OR_QUOTES: Final = bytes({*_NO_PARTS} - {*b'"'})
+_SEPARATORS: Final = b","
 
 
 # In bytes; validating them takes some ten milliseconds at most.
@@ -112,9 +116,16 @@ def read_json(body: bytes) -> Any:
         json.JSONDecodeError: it is not JSON in UTF-8, or it cannot be represented.
         HTTPException: it has too many parts.
     """
+    if body.count(b'"') > _MAX_QUOTES and _without_escapes(body).count(b'"') > _MAX_QUOTES:
+        # More strings than values and members may be; counting those would take it apart into as many pieces.
+        raise _too_many_values()
     if num_parts(body) > MAX_PARTS:
         message = f"the request body has more than {MAX_PARTS} lists, objects and members"
         raise HTTPException(400, message)
+    if _num_outside_strings(body, _SEPARATORS, MAX_VALUES) > MAX_VALUES:
+        raise _too_many_values()
+    if len(body) > MAX_PLAIN and _num_plain(body) > MAX_PLAIN:
+        raise HTTPException(400, f"the request body has more than {MAX_PLAIN} bytes beside strings")
     try:
         # A byte order mark is allowed.
         return json.loads(body.decode("utf-8-sig"))
@@ -128,15 +139,37 @@ def read_json(body: bytes) -> Any:
         raise json.JSONDecodeError("it is nested too deep", "", 0) from None
 
 
+def _too_many_values() -> HTTPException:
+    return HTTPException(400, f"the request body has more than {MAX_VALUES} values")
+
+
 def num_parts(body: bytes) -> int:
     """Count lists, objects and members; brackets and colons in strings do not count.
 
     Up to MAX_PARTS these do count: the body is within the limit either way.
     """
-    num_at_most = len(body.translate(None, _NO_PARTS))
-    if num_at_most <= MAX_PARTS:
+    return _num_outside_strings(body, _PARTS, MAX_PARTS)
+
+
+def _num_outside_strings(body: bytes, characters: bytes, limit: int) -> int:
+    """Count characters; up to the limit those in strings count, too."""
+    num_at_most = sum(body.count(character) for character in characters)
+    if num_at_most <= limit:
         return num_at_most
-    text = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_PARTS_OR_QUOTES)
-    # This removes strings without such characters; adjacent strings become one.
-    outside_strings = text.replace(b'""', b"").split(b'"')[::2]
-    return sum(map(len, outside_strings))
+    others = bytes({*range(256)} - {*characters, *b'"'})
+    return _num_beside(_without_escapes(body).translate(None, others))
+
+
+def _num_plain(body: bytes) -> int:
+    """Count the bytes of a body that are in no string."""
+    return _num_beside(_without_escapes(body))
+
+
+def _without_escapes(body: bytes) -> bytes:
+    """Return JSON in which each quote begins or ends a string."""
+    return body.replace(rb"\\", b"").replace(rb"\"", b"")
+
+
+def _num_beside(text: bytes) -> int:
+    # This removes strings without characters; adjacent strings become one.
+    return sum(map(len, text.replace(b'""', b"").split(b'"')[::2]))

@@ -1,15 +1,15 @@
 """Makes of the images of requests what a model takes."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.http.errors.invalid_requests import InvalidImage
 from app.media.image_reader import ImageReader, ImageReaderLost, image_reader
-from app.prompts.image_marks import ImageSource, RequestedImage
+from app.prompts.image_marks import ImageSource
 from app.prompts.image_places import image_text
 from app.settings import Settings, env_name
 from app.worker_threads import WorkerThreads
@@ -29,6 +29,16 @@ _LOW_PIXELS: Final = 512 * 512
 _MAX_KEPT: Final = 256 << 20
 # Models whose processors stay.
 _MAX_PROCESSORS: Final = 2
+
+# Returns a file of a client, by its id and the field that names it.
+ReadFile = Callable[[str, str], Awaitable[bytes]]
+
+
+class RequestedImage(NamedTuple):
+    """An image of a request, and the field that has it, for errors."""
+
+    source: ImageSource
+    param: str
 
 
 class ModelImages:
@@ -62,11 +72,16 @@ class ModelImages:
         self._lock = Lock()
 
     async def read(
-        self, model: ModelInfo, images: Mapping[str, RequestedImage], key: str
+        self,
+        model: ModelInfo,
+        images: Mapping[str, RequestedImage],
+        key: str,
+        read_file: ReadFile,
     ) -> dict[str, ImageInput]:
         """Return what a model takes for each image, by its mark.
 
         key: whose request it is; keys alternate.
+        read_file: how an image is read that the client has uploaded.
 
         Raises:
             InvalidRequest: the model takes no images, or not so many.
@@ -86,7 +101,7 @@ class ModelImages:
             )
         read: dict[str, ImageInput] = {}
         for mark, image in images.items():
-            data = await self._data(image)
+            data = await self._data(image, read_file)
             make = partial(self._made, model, model.vision, image, data)
             read[mark] = await self._threads.run(make, key)
         return read
@@ -97,10 +112,12 @@ class ModelImages:
         for processor in self._processors.values():
             processor.close()
 
-    async def _data(self, image: RequestedImage) -> bytes:
+    async def _data(self, image: RequestedImage, read_file: ReadFile) -> bytes:
         source, param = image
-        if source.is_base64:
+        if source.form == "base64":
             return await self._reader.from_base64(source.value, param)
+        if source.form == "file":
+            return await read_file(source.value, param)
         return await self._reader.from_url(source.value, param)
 
     def _made(

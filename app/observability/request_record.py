@@ -10,12 +10,14 @@ from batching import SequenceStats
 class TokenUsage:
     """The token counts of a request, over all its prompts and choices.
 
+    num_image_tokens: prompt tokens that are of images.
     num_cached_tokens: prompt tokens that were found in the prefix cache.
     num_output_tokens: all generated tokens, including those that ended the text.
     num_reasoning_tokens: output tokens that are reasoning.
     """
 
     num_prompt_tokens: int
+    num_image_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0

@@ -8,8 +8,8 @@ from app.parsing.message_format import MessageSpec
 from app.parsing.output_format import GrammarSpec, OutputFormat
 from app.parsing.tool_spec import NamedTool
 from app.prompts.conversation import Conversation
-from app.prompts.render import ChatPrompt, Truncation, chat_prompt
-from batching import ImageInput, ModelInfo
+from app.prompts.render import Attached, ChatPrompt, Truncation, chat_prompt
+from batching import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ def prepare_chat(
     *,
     grammar: GrammarSpec | None = None,
     truncation: Truncation | None = None,
-    images: Mapping[str, ImageInput] | None = None,
+    attached: Mapping[str, Attached] | None = None,
 ) -> PreparedChat:
     """Render a conversation and choose the format of its output.  It blocks, so not on the event loop.
 
-    images: those of the conversation, by their marks.
+    attached: the images and files of the conversation, by their marks.
     grammar: constrains the content; with tools, the output is either calls or such content.
 
     Raises:
@@ -36,7 +36,7 @@ def prepare_chat(
         PromptTooLong: the prompt cannot fit in the context.
     """
     format_ = message_format(model)
-    prompt = chat_prompt(model, conversation, format_, truncation, images)
+    prompt = chat_prompt(model, conversation, format_, truncation, attached)
     spec = MessageSpec(
         tools=conversation.offered_tools,
         tool_choice=conversation.tool_choice,

@@ -1,66 +1,127 @@
-"""Images in the text of a conversation: a mark stands for each until the prompt is tokenized.
+"""Images and files in the text of a conversation: a mark stands for each until the prompt is tokenized.
 
-A text with marks can be joined, wrapped and rendered like any other, and the places of the images stay.
+A text with marks can be joined, wrapped and rendered like any other, and the places of what they stand for stay.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 # Noncharacters of Unicode, which are for such uses, around the SHA-256 of what a client has sent.
 _BEGIN: Final = "\ufdd0"
 _END: Final = "\ufdd1"
 MARK: Final = re.compile(f"{_BEGIN}[0-9a-f]{{64}}{_END}")
 
+_SEPARATOR: Final = "\n"  # vLLM's and llama.cpp's too
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class ImageSource:
     """An image as a client names it.
 
-    value: a URL, or base64 if `is_base64`.
+    value: a URL, base64, or the id of a file that the client has uploaded.
     detail: OpenAI's; how much of the image the model is to see.
     """
 
     value: str
-    is_base64: bool = False
+    form: Literal["url", "base64", "file"] = "url"
     detail: str = "auto"
 
-    @property
+    @cached_property
     def mark(self) -> str:
-        digest = sha256(f"{self.is_base64} {self.detail} {self.value}".encode()).hexdigest()
-        return f"{_BEGIN}{digest}{_END}"
+        return _mark(f"{self.form} {self.detail} {self.value}")
 
 
-class RequestedImage(NamedTuple):
-    """An image of a request, and the field that has it, for errors."""
+@dataclass(frozen=True)
+class FileSource:
+    """A file that the client has uploaded, whose text is to be in the prompt.
 
-    source: ImageSource
+    name: None is the one that it was uploaded with.
+    """
+
+    file_id: str
+    name: str | None = None
+
+    @cached_property
+    def mark(self) -> str:
+        return _mark(f"text {self.file_id} {self.name}")
+
+
+Source = ImageSource | FileSource
+
+
+class Attachment(NamedTuple):
+    """An image or a file of a request, and the field that has it, for errors."""
+
+    source: Source
     param: str
 
 
 class MarkedText(str):
-    """A text with marks, and the images that they stand for."""
+    """A text with marks, and what they stand for."""
 
-    __slots__ = ("images",)
+    __slots__ = ("sources",)
 
-    images: Mapping[str, ImageSource]
+    sources: Mapping[str, Source]
 
     @classmethod
-    def of(cls, text: str, images: Mapping[str, ImageSource]) -> "MarkedText":
+    def of(cls, text: str, sources: Mapping[str, Source]) -> "MarkedText":
         made = cls(text)
-        made.images = images
+        made.sources = sources
         return made
 
 
-def images_in(text: str, param: str) -> dict[str, RequestedImage]:
-    """Return the images of a text that a field has, by their marks."""
-    images = text.images if isinstance(text, MarkedText) else {}
-    return {mark: RequestedImage(source, param) for mark, source in images.items()}
+def joined(parts: Sequence[str | Source]) -> str:
+    """Return the parts as one text with marks; adjacent texts are lines of their own."""
+    text = ""
+    sources: dict[str, Source] = {}
+    is_after_text = False
+    for part in parts:
+        if isinstance(part, str):
+            text += f"{_SEPARATOR if is_after_text else ''}{part}"
+        else:
+            sources[part.mark] = part
+            text += part.mark
+        is_after_text = isinstance(part, str)
+    return MarkedText.of(text, sources) if sources else text
+
+
+def split(text: str) -> list[str | Source]:
+    """Return the parts of a text, none of them empty; `joined` makes the text of them again."""
+    sources = text.sources if isinstance(text, MarkedText) else {}
+    parts: list[str | Source] = []
+    done = 0
+    for match in MARK.finditer(text):
+        if (source := sources.get(match[0])) is not None:
+            parts += [str(text[done : match.start()]), source]
+            done = match.end()
+    return [part for part in (*parts, str(text[done:])) if part]
+
+
+def attachments_in(text: str, param: str) -> dict[str, Attachment]:
+    """Return what the marks of a text stand for that a field has."""
+    sources = text.sources if isinstance(text, MarkedText) else {}
+    return {mark: Attachment(source, param) for mark, source in sources.items()}
+
+
+def filled(text: str, texts: Mapping[str, str]) -> str:
+    """Return a text with texts in the places of their marks, in lines of their own; other marks stay."""
+
+    def line(match: re.Match[str]) -> str:
+        mark = match[0]
+        return f"{_SEPARATOR}{texts[mark]}{_SEPARATOR}" if mark in texts else mark
+
+    return MARK.sub(line, text)
 
 
 def moved_first(content: str) -> str:
     """Return a text with its marks before all else."""
     marks = [match[0] for match in MARK.finditer(content)]
     return "".join(marks) + MARK.sub("", content)
+
+
+def _mark(identity: str) -> str:
+    return f"{_BEGIN}{sha256(identity.encode()).hexdigest()}{_END}"

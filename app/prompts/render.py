@@ -11,13 +11,16 @@ from app.parsing.message_format import MessageFormat
 from app.prompts.chat_history import with_description
 from app.prompts.conversation import Conversation
 from app.prompts.harmony_history import harmony_effort, template_turns
-from app.prompts.image_marks import MARK, moved_first
+from app.prompts.image_marks import MARK, filled, moved_first
 from app.prompts.image_places import image_text, placed
 from app.prompts.length_bound import longest_token
 from app.prompts.model_template import render_turns
 from app.prompts.template_sandbox import RendererLost, TemplateFailed
 from app.prompts.turn_order import adapted_turns, takes_system
 from batching import ContextLengthExceeded, ImageInput, InvalidRequest, ModelInfo, PlacedImage
+
+# What stands at a mark: an image, or the text of a file.
+Attached = ImageInput | str
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +92,11 @@ def chat_prompt(
     conversation: Conversation,
     format_: MessageFormat,
     truncation: Truncation | None = None,
-    images: Mapping[str, ImageInput] | None = None,
+    attached: Mapping[str, Attached] | None = None,
 ) -> ChatPrompt:
     """Render a conversation with the chat template, up to where the completion begins.
 
-    images: those of the conversation, by their marks.
+    attached: the images and files of the conversation, by their marks.
 
     Raises:
         InvalidRequest: the model has no template, or the template rejects the conversation or leaves out an image.
@@ -104,7 +107,14 @@ def chat_prompt(
         raise InvalidRequest(
             "model", f"the model '{model.model_id}' has no chat template; use /v1/completions"
         )
-    if images:
+    attached = attached or {}
+    if texts := {mark: each for mark, each in attached.items() if isinstance(each, str)}:
+        messages = [replace(m, content=filled(m.content, texts)) for m in conversation.messages]
+        conversation = replace(conversation, messages=messages)
+    if truncation is None:
+        # A long text takes a while to render, too.
+        _check_length(model, [message.content for message in conversation.messages])
+    if images := {mark: each for mark, each in attached.items() if isinstance(each, ImageInput)}:
         return _with_images(model, conversation, format_, truncation, images)
     text = _rendered(model, conversation, format_)
     return ChatPrompt(text, _encoded(model, text, add_special_tokens=False, truncation=truncation))
@@ -117,21 +127,24 @@ def _with_images(
     truncation: Truncation | None,
     images: Mapping[str, ImageInput],
 ) -> ChatPrompt:
-    if truncation is not None:
-        raise InvalidRequest("truncate_prompt_tokens", "a prompt with images cannot be truncated")
     written = image_text(model)
     if written.is_first:
         messages = [replace(m, content=moved_first(m.content)) for m in conversation.messages]
         conversation = replace(conversation, messages=messages)
     text = _rendered(model, conversation, format_)
+    _check_length(model, [text])
     token_ids, found = placed(model, text, images)
-    num_marks = sum(len(MARK.findall(message.content)) for message in conversation.messages)
-    if len(found) != num_marks:
+    marks = [mark for m in conversation.messages for mark in MARK.findall(m.content)]
+    num_images = sum(mark in images for mark in marks)
+    if len(found) != num_images:
         raise InvalidRequest(
             "messages",
-            f"the model's chat template leaves out images: {len(found)} of {num_marks} are left",
+            f"the model's chat template leaves out images: {len(found)} of {num_images} are left",
         )
-    return ChatPrompt(MARK.sub(written.text, text), token_ids, found)
+    if truncation is not None and len(token_ids) > truncation.max_tokens(model):
+        raise InvalidRequest("truncate_prompt_tokens", "a prompt with images cannot be truncated")
+    shown = MARK.sub(lambda mark: written.text if mark[0] in images else mark[0], text)
+    return ChatPrompt(shown, token_ids, found)
 
 
 def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageFormat) -> str:
@@ -213,14 +226,27 @@ def _encoded(
 ) -> list[int]:
     """Tokenize a text, unless its length alone shows that it is too long: that takes seconds."""
     limit = model.max_model_len
-    # A short text does not need the vocabulary, which takes a moment to read.
-    longest = longest_token(model) if len(text) > limit else None
+    longest = _longest_token(model, len(text))
     if longest is not None and (num_tokens := len(text) // longest) > limit:
         if truncation is None or (max_tokens := truncation.max_tokens(model)) > limit:
             raise PromptTooLong(num_tokens, limit)
         text = text[truncation.kept((max_tokens + NUM_CONTEXT_TOKENS) * longest)]
     token_ids = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return _truncated(model, token_ids, truncation)
+
+
+def _check_length(model: ModelInfo, texts: Sequence[str]) -> None:
+    """Raise PromptTooLong if the lengths of texts, without their marks, show that they do not fit in the context."""
+    num_characters = sum(len(MARK.sub("", text)) for text in texts)
+    longest = _longest_token(model, num_characters)
+    if longest is not None and num_characters // longest > model.max_model_len:
+        raise PromptTooLong(num_characters // longest, model.max_model_len)
+
+
+def _longest_token(model: ModelInfo, num_characters: int) -> int | None:
+    """Return the length of the longest token, unless any text of this length fits in the context."""
+    # A short text does not need the vocabulary, which takes a moment to read.
+    return longest_token(model) if num_characters > model.max_model_len else None
 
 
 def _truncated(model: ModelInfo, token_ids: list[int], truncation: Truncation | None) -> list[int]:

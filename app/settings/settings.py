@@ -52,7 +52,10 @@ class Settings(EngineSettings):
         description="Most tokens that one request may ask for, all its choices together.",
     )
     max_body_bytes: int = Field(
-        default=4_194_304, ge=1024, description="Largest request body; larger ones get a 413."
+        default=33_554_432,
+        ge=1024,
+        description="Largest request body, images as base64 included; larger ones get a 413. All bodies together "
+        "hold 16 times as much.",
     )
     max_connections: int = Field(
         default=1024,

@@ -24,14 +24,17 @@ from batching import (
     MemoryNeed,
     ModelInfo,
     ModelState,
+    NoVision,
     Priority,
     SchedulerManager,
     ServedModel,
+    VisionModel,
 )
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
+from batching.model_info import TEXT_ONLY
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.sequences import SequenceState
@@ -153,6 +156,7 @@ def speaking_manager(
     model_ids: Sequence[str] = (MODEL_ID,),
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS,
     reranker: Reranker | None = None,
+    vision: VisionModel | NoVision = TEXT_ONLY,
     may_load: threading.Event | None = None,
     **options: Any,
 ) -> SchedulerManager:
@@ -177,6 +181,7 @@ def speaking_manager(
             has_jinja_template=hasattr(known, "get_chat_template"),
             embeddings=embeddings,
             reranker=reranker,
+            vision=vision,
         )
         return LoadedEngine(engine, model, ("a speaker",))
 
@@ -260,6 +265,7 @@ async def served(
     model_ids: Sequence[str] = (MODEL_ID,),
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS,
     reranker: Reranker | None = None,
+    vision: VisionModel | NoVision = TEXT_ONLY,
     storage: Storage | None = None,
     may_load: threading.Event | None = None,
     capacity: int | None = None,
@@ -277,6 +283,7 @@ async def served(
         model_ids=model_ids,
         embeddings=embeddings,
         reranker=reranker,
+        vision=vision,
         may_load=may_load,
         capacity=capacity,
         need=need,
@@ -290,6 +297,7 @@ async def served(
     finally:
         gate.open()
         manager.close()
+        app.state.service.images.close()
 
 
 @contextmanager

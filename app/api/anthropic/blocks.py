@@ -1,11 +1,15 @@
 """The content blocks of a conversation that a client sends."""
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
 
-from app.api.schemas.base import RequestModel
+from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import GivenName, Text, field_error, json_text
+from app.prompts.file_text import document
+from app.prompts.image_marks import FileSource, ImageSource, Source
 
 # Templates walk through arguments recursively.
 _MAX_DEPTH: Final = 64
@@ -18,9 +22,117 @@ def _check_input(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _as_blocks(content: Any) -> Any:
+    """Return a list of blocks, also of a text."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 class TextParam(RequestModel):
     type: Literal["text"]
     text: Text
+
+    @property
+    def parts(self) -> list[str | Source]:
+        """What it has in the prompt."""
+        return [self.text]
+
+
+class Base64Image(RequestModel):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: Text
+
+    def to_image(self) -> ImageSource:
+        return ImageSource(self.data, "base64")
+
+
+class UrlImage(RequestModel):
+    type: Literal["url"]
+    url: Text
+
+    def to_image(self) -> ImageSource:
+        return ImageSource(self.url)
+
+
+class UploadedFile(RequestModel):
+    """A file of `/v1/files`: an image, or a text as a document."""
+
+    type: Literal["file"]
+    file_id: GivenName
+
+    def to_image(self) -> ImageSource:
+        return ImageSource(self.file_id, "file")
+
+    def parts(self, title: str | None) -> list[str | Source]:
+        return [FileSource(self.file_id, title)]
+
+
+class ImageParam(RequestModel):
+    type: Literal["image"]
+    source: Annotated[Base64Image | UrlImage | UploadedFile, Field(discriminator="type")]
+
+    @model_validator(mode="after")
+    def _hash(self) -> Self:
+        # Here, as a thread validates what is large.
+        _ = self.image.mark
+        return self
+
+    @cached_property
+    def image(self) -> ImageSource:
+        return self.source.to_image()
+
+    @property
+    def parts(self) -> list[str | Source]:
+        """What it has in the prompt."""
+        return [self.image]
+
+
+class TextSource(RequestModel):
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: Text
+
+    def parts(self, title: str | None) -> list[str | Source]:
+        return document([self.data], title)
+
+
+_SourceBlock = Annotated[TextParam | ImageParam, Field(discriminator="type")]
+
+
+class BlocksSource(RequestModel):
+    type: Literal["content"]
+    content: Annotated[
+        list[_SourceBlock],
+        FailFast(),
+        BeforeValidator(_as_blocks, json_schema_input_type=str | list[_SourceBlock]),
+    ]
+
+    def parts(self, title: str | None) -> list[str | Source]:
+        return document(parts_of(self.content), title)
+
+
+def _check_source(source: Any) -> Any:
+    """Reject the sources of a PDF, of which Anthropic's API has two."""
+    if isinstance(source, dict) and source.get("type") in ("base64", "url"):
+        raise field_error("a PDF cannot be read here: send its text")
+    return source
+
+
+class DocumentParam(RequestModel):
+    defaults: ClassVar[Defaults] = {"citations": ({}, {"enabled": False})}
+
+    type: Literal["document"]
+    source: Annotated[
+        Annotated[TextSource | BlocksSource | UploadedFile, Field(discriminator="type")],
+        BeforeValidator(_check_source),
+    ]
+    title: Text | None = None
+    context: Text | None = None
+
+    @property
+    def parts(self) -> list[str | Source]:
+        """What it has in the prompt."""
+        return [*filter(None, [self.context]), *self.source.parts(self.title)]
 
 
 class ThinkingParam(RequestModel):
@@ -53,7 +165,7 @@ class ToolReferenceParam(RequestModel):
 def _readable(block: Any) -> Any:
     match block:
         case {"type": str(kind)} if kind not in _KINDS:
-            message = f"a block of type {kind[:40]!r} cannot be read: this model takes text only"
+            message = f"a block of type {kind[:40]!r} cannot be read here"
             # As Anthropic's API names it: by that, clients find the block that they have to leave out.
             raise field_error(message, kind[:40] if kind.isidentifier() else None)
         case {"type": str()}:
@@ -62,13 +174,10 @@ def _readable(block: Any) -> Any:
             raise field_error("a block must be an object with a type")
 
 
-def _as_blocks(content: Any) -> Any:
-    """Return a list of blocks, also of a text."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
 _ResultBlock = Annotated[
-    Annotated[TextParam | ToolReferenceParam, Field(discriminator="type")],
+    Annotated[
+        TextParam | ImageParam | DocumentParam | ToolReferenceParam, Field(discriminator="type")
+    ],
     BeforeValidator(_readable),
 ]
 
@@ -86,7 +195,13 @@ class ToolResultParam(RequestModel):
 
 _Block = Annotated[
     Annotated[
-        TextParam | ThinkingParam | RedactedThinkingParam | ToolUseParam | ToolResultParam,
+        TextParam
+        | ImageParam
+        | DocumentParam
+        | ThinkingParam
+        | RedactedThinkingParam
+        | ToolUseParam
+        | ToolResultParam,
         Field(discriminator="type"),
     ],
     BeforeValidator(_readable),
@@ -101,6 +216,22 @@ SystemContent = Annotated[
     BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextParam]),
 ]
 
+
+def parts_of(blocks: Iterable[object]) -> list[str | Source]:
+    """Return what the prompt has of the texts, images and documents among blocks."""
+    shown = (block for block in blocks if isinstance(block, TextParam | ImageParam | DocumentParam))
+    return [part for block in shown for part in block.parts]
+
+
 _KINDS: Final = frozenset(
-    {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference"}
+    {
+        "text",
+        "image",
+        "document",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "tool_reference",
+    }
 )

@@ -1,7 +1,7 @@
 """Maps the turns of a request to a conversation of the model."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -12,11 +12,13 @@ from app.api.anthropic.blocks import (
     ToolReferenceParam,
     ToolResultParam,
     ToolUseParam,
+    parts_of,
 )
 from app.api.anthropic.request import PromptRequest, TurnParam
 from app.api.unsealer import Unsealer
 from app.parsing.tool_spec import ToolSpec
 from app.prompts.conversation import ChatMessage, Conversation, ToolCall
+from app.prompts.image_marks import Attachment, Source, attachments_in, joined
 from app.storage.seal import ForgedValue, Sealer
 from batching import InvalidRequest
 
@@ -47,6 +49,24 @@ def to_conversation(body: PromptRequest, sealer: Sealer) -> Conversation:
         continue_final_message=continues,
         adapt_turns=True,
     )
+
+
+def attachments(messages: Sequence[TurnParam]) -> Mapping[str, Attachment]:
+    """Return the images and files of turns, by their marks."""
+    found: dict[str, Attachment] = {}
+    for index, message in enumerate(messages):
+        for block, param in _with_results(message.content, f"messages.{index}.content"):
+            found |= attachments_in(joined(parts_of([block])), param)
+    return found
+
+
+def _with_results(blocks: Sequence[object], param: str) -> Iterator[tuple[object, str]]:
+    """Yield blocks and those within results, each with its field, as Anthropic's API names it."""
+    for index, block in enumerate(blocks):
+        name = f"{param}.{index}.{getattr(block, 'type', '')}"
+        yield block, name
+        if isinstance(block, ToolResultParam):
+            yield from _with_results(block.content, f"{name}.content")
 
 
 def tool_use_id(call_id: str) -> str:
@@ -80,7 +100,7 @@ def _system(blocks: Sequence[TextParam]) -> Iterable[ChatMessage]:
 
 
 def _text(blocks: Iterable[object]) -> str:
-    return _SEPARATOR.join(block.text for block in blocks if isinstance(block, TextParam))
+    return joined(parts_of(blocks))
 
 
 class _Turns:
@@ -134,11 +154,13 @@ class _Turns:
             yield ChatMessage(role="user", content=_text(message.content))
 
     def _result(self, result: ToolResultParam, param: str) -> str:
-        parts = [
-            self._described(block, param) if isinstance(block, ToolReferenceParam) else block.text
-            for block in result.content
-        ]
-        text = _SEPARATOR.join(parts)
+        parts: list[str | Source] = []
+        for block in result.content:
+            if isinstance(block, ToolReferenceParam):
+                parts.append(self._described(block, param))
+            else:
+                parts += block.parts
+        text = joined(parts)
         return f"Error: {text}" if result.is_error else text
 
     def _described(self, reference: ToolReferenceParam, param: str) -> str:

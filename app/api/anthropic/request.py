@@ -40,7 +40,7 @@ _UNSUPPORTED: Final[Defaults] = {
 # The blocks that a turn of each role may consist of.
 _KINDS: Final = {
     "system": {"text"},
-    "user": {"text", "tool_result"},
+    "user": {"text", "image", "document", "tool_result"},
     "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
 }
 

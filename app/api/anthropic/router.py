@@ -1,14 +1,16 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`."""
 
+from collections.abc import Mapping
 from functools import partial
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.anthropic.conversation import to_conversation
+from app.api.anthropic.conversation import attachments, to_conversation
 from app.api.anthropic.request import CountTokensRequest, MessagesRequest
 from app.api.anthropic.response import ERROR_RESPONSES, Message, TokenCount
 from app.api.anthropic.response_builder import MessageBuilder, message_events, new_ping
+from app.api.attachments import attached_to
 from app.api.schemas.errors import EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, engine_for, json_response, prepared, take_ticket
 from app.api.sse import EventStream
@@ -16,7 +18,7 @@ from app.generation.submit import submit
 from app.http.json_body import JsonRoute
 from app.parsing.formats.model_format import message_format
 from app.prompts.chat import PreparedChat, prepare_chat
-from app.prompts.render import chat_prompt
+from app.prompts.render import Attached, chat_prompt
 from app.server_state import server_state
 from app.storage.seal import Sealer
 from batching import ModelInfo, Priority
@@ -30,7 +32,8 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     sealer = server_state(request).sealer
     async with admit(request, priority=Priority.NORMAL, time_limit=None) as admitted:
         engine = await engine_for(request, body.model, is_streamed=body.stream)
-        prepare = partial(_prepared, engine.model, body, sealer)
+        attached = await attached_to(request, engine.model, attachments(body.messages))
+        prepare = partial(_prepared, engine.model, body, sealer, attached)
         chat = await prepared(request, prepare)
         job = await build_job_async(
             request,
@@ -39,6 +42,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
             body.to_generation_params(),
             completion_id=f"msg_{uuid4().hex}",
             output=chat.output,
+            images=chat.prompt.images,
         )
         generation = await submit(engine, job, admitted)
     builder = MessageBuilder(
@@ -59,7 +63,8 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount
     sealer = server_state(request).sealer
     with await take_ticket(request):
         engine = await engine_for(request, body.model)
-        count = partial(_num_tokens, engine.model, body, sealer)
+        attached = await attached_to(request, engine.model, attachments(body.messages))
+        count = partial(_num_tokens, engine.model, body, sealer, attached)
         return TokenCount(input_tokens=await prepared(request, count))
 
 
@@ -70,10 +75,16 @@ async def hello() -> Response:
     return Response()
 
 
-def _prepared(model: ModelInfo, body: MessagesRequest, sealer: Sealer) -> PreparedChat:
-    return prepare_chat(model, to_conversation(body, sealer), grammar=body.content_grammar())
+def _prepared(
+    model: ModelInfo, body: MessagesRequest, sealer: Sealer, attached: Mapping[str, Attached]
+) -> PreparedChat:
+    conversation = to_conversation(body, sealer)
+    return prepare_chat(model, conversation, grammar=body.content_grammar(), attached=attached)
 
 
-def _num_tokens(model: ModelInfo, body: CountTokensRequest, sealer: Sealer) -> int:
-    prompt = chat_prompt(model, to_conversation(body, sealer), message_format(model))
+def _num_tokens(
+    model: ModelInfo, body: CountTokensRequest, sealer: Sealer, attached: Mapping[str, Attached]
+) -> int:
+    conversation, format_ = to_conversation(body, sealer), message_format(model)
+    prompt = chat_prompt(model, conversation, format_, attached=attached)
     return len(prompt.token_ids)

@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 from time import time
 
-from app.api.models.schemas import Batching, Memory, ModelCard, Status
+from app.api.models.schemas import Batching, Memory, Modalities, ModelCard, Status
 from app.parsing.formats.model_format import message_format
 from app.parsing.reasoning.reasoning_markers import reasoning_markers
 from app.server_state import ServerState
-from batching import Embeddings, ModelInfo, ModelState, ModelStatus
+from batching import Embeddings, ModelInfo, ModelState, ModelStatus, VisionModel
 
 
 def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelCard:
@@ -29,6 +29,7 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
         aliases=list(status.model.aliases),
         status=status_object(status, is_admin=is_admin),
         capabilities=None if info is None else info.derived(capabilities),
+        architecture=None if info is None else modalities(info),
         batching=None if info is None else Batching(mode=info.mode, reason=info.mode_reason),
         memory=None
         if use is None
@@ -54,8 +55,16 @@ def capabilities(model: ModelInfo) -> list[str]:
         found.append("tools")
     if reasoning_markers(model) is not None:
         found.append("thinking")
+    if isinstance(model.vision, VisionModel):
+        found.append("vision")
     if isinstance(model.embeddings, Embeddings):
         found.append("embedding")
     if model.reranker is not None:
         found.append("rerank")
     return found
+
+
+def modalities(model: ModelInfo) -> Modalities:
+    """Return what a model reads and writes."""
+    takes_images = isinstance(model.vision, VisionModel)
+    return Modalities(input_modalities=["text", "image"] if takes_images else ["text"])

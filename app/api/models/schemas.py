@@ -34,6 +34,13 @@ class Batching(BaseModel):
     reason: str
 
 
+class Modalities(BaseModel):
+    """What a model reads and writes, in the words of llama.cpp and OpenRouter."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]] = ["text"]
+
+
 class Memory(BaseModel):
     """Bytes."""
 
@@ -47,7 +54,7 @@ class ModelCard(BaseModel):
 
     `root` is what was loaded.  What is known only of a loaded model is null otherwise.
 
-    capabilities: `completion`, `tools`, `thinking`, `embedding`, `rerank`, as Ollama names them.
+    capabilities: `completion`, `tools`, `thinking`, `vision`, `embedding`, `rerank`, as Ollama names them.
     in_flight: requests that use the model or wait for it.
     expires_at: when it is unloaded if no request comes, in seconds since the epoch; null is never.
     """
@@ -65,6 +72,7 @@ class ModelCard(BaseModel):
     aliases: list[str]
     status: Status
     capabilities: list[str] | None
+    architecture: Modalities | None
     batching: Batching | None
     memory: Memory | None
     in_flight: int

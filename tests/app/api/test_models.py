@@ -37,6 +37,7 @@ async def test_the_models_are_listed() -> None:
         "aliases": [],
         "status": {"value": "unloaded", "progress": None, "failed": None, "reason": None},
         "capabilities": None,
+        "architecture": None,
         "batching": None,
         "memory": None,
         "in_flight": 0,

@@ -265,20 +265,20 @@ class Waiting:
 async def test_all_bodies_in_flight_are_bounded_together() -> None:
     app = Waiting()
     limit = BodyLimit(app, max_bytes=MAX, timeout=LONG)
-    clients = [Client(CHUNKS) for _ in range(64)]
+    clients = [Client(CHUNKS) for _ in range(16)]
     async with asyncio.TaskGroup() as group:
         for client in clients:
             client.send(b"a" * MAX, more=False)
             group.create_task(client.call(limit))
         await app.reached.wait()
-        assert limit.budget.num_bytes == 64 * MAX
+        assert limit.budget.num_bytes == 16 * MAX
         late = Client(CHUNKS)
         late.send(b"a", more=False)
         await late.call(limit)
         assert late.status == 503
         assert (b"retry-after", b"1") in late.messages[0]["headers"]
         assert b"too many request bodies are being read" in late.messages[1]["body"]
-        assert limit.budget.num_bytes == 64 * MAX
+        assert limit.budget.num_bytes == 16 * MAX
         app.may_end.set()
     assert limit.budget.num_bytes == 0
     assert {client.status for client in clients} == {200}
@@ -290,19 +290,19 @@ async def test_all_bodies_in_flight_are_bounded_together() -> None:
 
 async def test_rejections_for_the_bodies_of_others_are_counted() -> None:
     async with served(max_body_bytes=1) as server, asyncio.TaskGroup() as group:
-        clients = [Client(CHUNKS) for _ in range(65)]
-        for client in clients[:64]:
+        clients = [Client(CHUNKS) for _ in range(17)]
+        for client in clients[:16]:
             client.send(b"a")
             group.create_task(client.call(server.app))
             await client.heard()
-        clients[64].send(b"a", more=False)
-        await clients[64].call(server.app)
-        assert clients[64].status == 503
+        clients[16].send(b"a", more=False)
+        await clients[16].call(server.app)
+        assert clients[16].status == 503
         page = (await server.client.get("/metrics")).text
         assert (
             'admission_rejections_total{model_name="fake/speaker",reason="queue_full"} 1.0' in page
         )
-        for client in clients[:64]:
+        for client in clients[:16]:
             client.leave()
 
 
@@ -324,13 +324,13 @@ async def test_each_client_has_a_share_of_the_bytes() -> None:
     one, two = (client_for_key(key, share_prefix_cache=False) for key in ("one", "two"))
     limit = BodyLimit(Waiting(), max_bytes=MAX, timeout=LONG, num_clients=2)
     async with asyncio.TaskGroup() as group:
-        clients = [Client(CHUNKS, client=one) for _ in range(48)]
-        clients += [Client(CHUNKS, client=two) for _ in range(16)]
+        clients = [Client(CHUNKS, client=one) for _ in range(12)]
+        clients += [Client(CHUNKS, client=two) for _ in range(4)]
         for client in clients:
             client.send(b"a" * MAX)
             group.create_task(client.call(limit))
             await client.heard()
-        assert limit.budget.num_bytes == 64 * MAX
+        assert limit.budget.num_bytes == 16 * MAX
         for owner in (one, two):
             late = Client(CHUNKS, client=owner)
             late.send(b"a", more=False)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.client import Client
 from app.http.errors.responses import register_handlers
-from app.http.json_body import MAX_PARTS, JsonRoute, num_parts, read_json
+from app.http.json_body import MAX_PARTS, MAX_PLAIN, MAX_VALUES, JsonRoute, num_parts, read_json
 from tests.support.rows import rows
 from tests.support.speaker import served
 
@@ -51,7 +51,8 @@ def test_the_count_of_parts_is_exact_beyond_the_limit(value: Any, ascii_only: bo
 
 
 def test_brackets_in_strings_are_text() -> None:
-    text = "[{:" * MAX_PARTS
+    text = "[{:" * MAX_PARTS + "," * MAX_VALUES
+    text += '\\"' * MAX_PLAIN
     assert read_json(json.dumps([text, 1]).encode()) == [text, 1]
 
 
@@ -73,6 +74,12 @@ def app() -> FastAPI:
     [
         (b"[" + b"[]," * MAX_PARTS + b"1]", f"more than {MAX_PARTS} lists, objects and members"),
         (b'{"a":' * MAX_PARTS, f"more than {MAX_PARTS} lists, objects and members"),
+        (b"[1" + b",1" * MAX_VALUES + b",1]", f"more than {MAX_VALUES} values"),
+        (
+            b"[" + b"9" * 4096 + b"," + b" " * MAX_PLAIN + b'"a"]',
+            f"more than {MAX_PLAIN} bytes beside",
+        ),
+        (b'["a' + b'"b' * 3 * MAX_VALUES, f"more than {MAX_VALUES} values"),
         (b"[" * 100_000, "not valid JSON: it is nested too deep"),
         (b'{"a":' + b"9" * 5000 + b"}", "not valid JSON: a number has too many digits"),
         (b'{"a": "\xff"}', "not valid JSON: it is not UTF-8"),

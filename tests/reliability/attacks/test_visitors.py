@@ -18,7 +18,7 @@ KEYS: Final = SecretStr("one,two")
 CHATS: Final = "/v1/chat/completions"
 FILES: Final = "/v1/files"
 # What all bodies together may hold, in bodies of the largest size.
-NUM_BODIES: Final = 64
+NUM_BODIES: Final = 16
 MAX_BODY: Final = 1024
 # All but the last byte of a body of the largest size.
 UNFINISHED: Final = b"a" * (MAX_BODY - 1)

@@ -30,7 +30,7 @@ REQUESTS: Final[dict[str, type[BaseModel]]] = {
 SECRET: Final = "marmalade-4711"
 
 # Some less than the server takes, for what stands around it.
-NUM_BYTES: Final = (4 << 20) - 1024
+NUM_BYTES: Final = (32 << 20) - 1024
 
 # A request of each API, without a limit of the output.
 SHORT: Final = {

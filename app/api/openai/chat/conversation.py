@@ -12,7 +12,7 @@ from app.api.openai.schemas.tool_calling.tools import ToolList
 from app.api.schemas.fields import Text, field_error
 from app.parsing import tool_spec
 from app.prompts.conversation import Conversation
-from app.prompts.image_marks import RequestedImage, images_in
+from app.prompts.image_marks import Attachment, attachments_in
 
 # The longest of models have some 20,000.
 _MAX_TEMPLATE: Final = 128 * 1024
@@ -53,12 +53,12 @@ class ConversationOptions(ReasoningOptions):
             return self.tool_choice.to_choice()
         return "auto" if self.tools else "none"
 
-    def images_of(self, messages: Sequence[MessageParam]) -> dict[str, RequestedImage]:
-        """Return the images of turns, by their marks."""
-        images: dict[str, RequestedImage] = {}
+    def attachments_of(self, messages: Sequence[MessageParam]) -> dict[str, Attachment]:
+        """Return the images and files of turns, by their marks."""
+        found: dict[str, Attachment] = {}
         for index, message in enumerate(messages):
-            images |= images_in(message.content, f"messages.{index}.content")
-        return images
+            found |= attachments_in(message.content, f"messages.{index}.content")
+        return found
 
     def conversation_of(self, messages: Sequence[MessageParam]) -> Conversation:
         return Conversation(

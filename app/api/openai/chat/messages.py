@@ -6,14 +6,21 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, WrapValidator, model_validator
 
 from app.api.openai.schemas import unsupported
-from app.api.openai.schemas.image_parts import Detail, read_image
+from app.api.openai.schemas.media_parts import (
+    Detail,
+    check_no_media,
+    read_chat_file,
+    read_image_url,
+)
 from app.api.openai.schemas.text_parts import join_parts, keep_marks
 from app.api.openai.schemas.tool_calling.tools import AnyToolCall
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_MESSAGES, Text, check_length, field_error
-from app.prompts.conversation import ChatMessage
+from app.prompts.conversation import SYSTEM_ROLES, ChatMessage
 
 _MAX_TOOL_CALLS: Final = 8192  # in all turns together
+# OpenAI's; images of tools are vLLM's.
+_TEXT_ROLES: Final = (*SYSTEM_ROLES, "assistant")
 _TEXT_FIELDS: Final = {"text": "text", "refusal": "refusal"}
 
 
@@ -37,12 +44,24 @@ class ImagePart(BaseModel):
     image_url: ImageURL
 
 
+class FileFields(BaseModel):
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class FilePart(BaseModel):
+    type: Literal["file"]
+    file: FileFields
+
+
+_READ: Final = {"image_url": read_image_url, "file": read_chat_file}
 Content = Annotated[
     Text,
     WrapValidator(keep_marks),
     BeforeValidator(
-        partial(join_parts, fields=_TEXT_FIELDS, images={"image_url": read_image}),
-        json_schema_input_type=str | list[TextPart | ImagePart | RefusalPart],
+        partial(join_parts, fields=_TEXT_FIELDS, others=_READ),
+        json_schema_input_type=str | list[TextPart | ImagePart | FilePart | RefusalPart],
     ),
 ]
 
@@ -73,6 +92,12 @@ class MessageParam(RequestModel):
                 return _with_one_spelling(data)
             case _:
                 return data
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.role in _TEXT_ROLES:
+            check_no_media(self.content, self.role)
+        return self
 
     @model_validator(mode="after")
     def _check_tool_fields(self) -> Self:

@@ -12,7 +12,7 @@ from app.api.openai.schemas.structured_outputs import ResponseFormat
 from app.api.schemas.fields import INT32_MAX, field_error
 from app.parsing.output_format import GrammarSpec
 from app.prompts.conversation import Conversation
-from app.prompts.image_marks import RequestedImage
+from app.prompts.image_marks import Attachment
 from app.prompts.render import DEFAULT_RESERVED
 
 
@@ -61,9 +61,9 @@ class ChatCompletionRequest(GenerationRequest, ConversationOptions):
         return GrammarSpec(grammar, "response_format")
 
     @property
-    def images(self) -> dict[str, RequestedImage]:
-        """The images of the conversation, by their marks."""
-        return self.images_of(self.messages)
+    def attachments(self) -> dict[str, Attachment]:
+        """The images and files of the conversation, by their marks."""
+        return self.attachments_of(self.messages)
 
     def to_conversation(self) -> Conversation:
         return self.conversation_of(self.messages)

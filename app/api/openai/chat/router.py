@@ -5,6 +5,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
+from app.api.attachments import attached_to
 from app.api.chat_template import run_with_template
 from app.api.openai.chat.call_writer import CallWriter
 from app.api.openai.chat.request import ChatCompletionRequest
@@ -14,13 +15,14 @@ from app.api.openai.response_builder import common_fields, new_id, respond
 from app.api.openai.schemas.sampling import check_num_choices
 from app.api.openai.schemas.tool_calling.tools import custom_names
 from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
-from app.api.serving import admit, build_job_async, engine_for, images_of
+from app.api.serving import admit, build_job_async, engine_for
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
 from app.parsing.tool_spec import NamedTool
 from app.prompts.chat import PreparedChat, prepare_chat
+from app.prompts.render import Attached
 from app.server_state import server_state
-from batching import ImageInput, ModelInfo
+from batching import ModelInfo
 
 router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
@@ -31,8 +33,8 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     check_num_choices(body, server_state(request).settings.max_choices)
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
         engine = await engine_for(request, body.model, is_streamed=body.stream)
-        images = await images_of(request, engine.model, body.images)
-        prepare = partial(_prepared, body=body, images=images)
+        attached = await attached_to(request, engine.model, body.attachments)
+        prepare = partial(_prepared, body=body, attached=attached)
         chat = await run_with_template(request, engine.model, body.chat_template, prepare)
         job = await build_job_async(
             request,
@@ -58,12 +60,12 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 
 def _prepared(
-    model: ModelInfo, body: ChatCompletionRequest, images: Mapping[str, ImageInput]
+    model: ModelInfo, body: ChatCompletionRequest, attached: Mapping[str, Attached]
 ) -> PreparedChat:
     return prepare_chat(
         model,
         body.to_conversation(),
         grammar=body.content_grammar(),
         truncation=body.truncation(),
-        images=images,
+        attached=attached,
     )

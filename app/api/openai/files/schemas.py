@@ -6,6 +6,8 @@ from pydantic import BaseModel
 
 from app.storage.files import Page, StoredFile
 
+# Of OpenAI's: inputs of batches, and images and texts of prompts.
+PURPOSES: Final = ("batch", "user_data", "vision")
 # The form of an upload, as OpenAPI describes it.
 UPLOAD_FORM: Final[dict[str, Any]] = {
     "requestBody": {
@@ -17,7 +19,7 @@ UPLOAD_FORM: Final[dict[str, Any]] = {
                     "required": ["file", "purpose"],
                     "properties": {
                         "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch"]},
+                        "purpose": {"type": "string", "enum": [*PURPOSES]},
                         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
                         "expires_after[seconds]": {"type": "integer"},
                     },

@@ -9,6 +9,7 @@ from typing import Final
 
 from fastapi import Request
 
+from app.api.openai.files.schemas import PURPOSES
 from app.api.serving import client_of
 from app.http.errors.rejections import FilesTooLarge, Unavailable
 from app.http.form import FILE, FormReader
@@ -98,8 +99,9 @@ class _Upload:
         """Check the fields of the form; return what is known of its file."""
         if form.filename is None:
             raise InvalidRequest(FILE, "the form has no file")
-        if (purpose := form.fields.get("purpose")) != "batch":
-            raise InvalidRequest("purpose", "files are for batches here: it must be 'batch'")
+        if (purpose := form.fields.get("purpose")) not in PURPOSES:
+            known = ", ".join(map(repr, PURPOSES))
+            raise InvalidRequest("purpose", f"files are for batches and prompts here: {known}")
         created = int(self.state.storage.batch.clock())
         ttl = _ttl(form.fields)
         return StoredFile(

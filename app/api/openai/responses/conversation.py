@@ -1,6 +1,6 @@
 """The conversation of a request: items become turns, as a chat template takes them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import Final
 
@@ -20,6 +20,7 @@ from app.api.openai.responses.tools import to_tool_choice
 from app.api.unsealer import Unsealer
 from app.http.errors.invalid_requests import InvalidEncryptedContent
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, Conversation
+from app.prompts.image_marks import Attachment, attachments_in
 from app.storage.seal import ForgedValue, Sealer
 
 # The purpose of sealed values.
@@ -39,6 +40,26 @@ def to_conversation(body: ResponseRequest, items: Sequence[InputItem]) -> Conver
         template_kwargs=body.chat_template_kwargs,
         adapt_turns=True,
     )
+
+
+def attachments(items: Sequence[InputItem], num_before: int) -> Mapping[str, Attachment]:
+    """Return the images and files of items, by their marks.
+
+    num_before: how many items are of earlier responses; they come first.
+    """
+    found: dict[str, Attachment] = {}
+    for index, item in enumerate(items, -num_before):
+        name, text = _content(item)
+        param = f"input.{index}.{name}" if index >= 0 else "previous_response_id"
+        found |= attachments_in(text, param)
+    return found
+
+
+def _content(item: InputItem) -> tuple[str, str]:
+    """Return the field that may have images, and what it has."""
+    if isinstance(item, MessageItem):
+        return "content", item.content
+    return "output", item.output if isinstance(item, CallOutputItem) else ""
 
 
 def unsealed(items: Sequence[InputItem], sealer: Sealer, num_before: int = 0) -> list[InputItem]:

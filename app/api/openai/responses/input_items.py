@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 from uuid import uuid4
 
-from pydantic import BaseModel, BeforeValidator, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, WrapValidator, model_validator
 
 from app.api.openai.responses.output_items import ItemStatus
 from app.api.openai.responses.tools import (
@@ -15,12 +15,19 @@ from app.api.openai.responses.tools import (
     callable_tools,
     qualified_name,
 )
-from app.api.openai.schemas.text_parts import join_parts
+from app.api.openai.schemas.media_parts import (
+    Detail,
+    check_no_media,
+    read_file,
+    read_input_image,
+)
+from app.api.openai.schemas.text_parts import join_parts, keep_marks
 from app.api.openai.schemas.tool_calling.custom_tools import custom_arguments
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import MAX_MESSAGES, GivenName, Text, check_length
 from app.prompts.conversation import ToolCall
+from app.prompts.image_marks import ImageSource, MarkedText, Source, split
 
 _TEXT_FIELDS: Final = {
     "input_text": "text",
@@ -37,10 +44,33 @@ class TextPart(BaseModel):
     text: str
 
 
-_Content = Annotated[
+class ImagePart(BaseModel):
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Detail = "auto"
+
+
+class FilePart(BaseModel):
+    type: Literal["input_file"]
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+_TextContent = Annotated[
     Text,
     BeforeValidator(
         partial(join_parts, fields=_TEXT_FIELDS), json_schema_input_type=str | list[TextPart]
+    ),
+]
+_READ: Final = {"input_image": read_input_image, "input_file": read_file}
+_Content = Annotated[
+    Text,
+    WrapValidator(keep_marks),
+    BeforeValidator(
+        partial(join_parts, fields=_TEXT_FIELDS, others=_READ),
+        json_schema_input_type=str | list[TextPart | ImagePart | FilePart],
     ),
 ]
 
@@ -68,19 +98,25 @@ class MessageItem(_Item):
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
 
-    def to_stored(self) -> dict[str, Any]:
-        part: dict[str, Any] = {"type": "input_text", "text": self.content}
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
         if self.role == "assistant":
-            part = {"type": "output_text", "text": self.content, "annotations": []}
-        return self._stored("msg", type="message", role=self.role, content=[part])
+            check_no_media(self.content, self.role)
+        return self
+
+    def to_stored(self) -> dict[str, Any]:
+        parts = _stored_parts(self.content)
+        if self.role == "assistant":
+            parts = [{"type": "output_text", "text": self.content, "annotations": []}]
+        return self._stored("msg", type="message", role=self.role, content=parts)
 
 
 class ReasoningItem(_Item):
     """Reasoning that a response had; its text is the sealed one, else the content, else the summary."""
 
     type: Literal["reasoning"]
-    summary: _Content = ""
-    content: _Content = ""
+    summary: _TextContent = ""
+    content: _TextContent = ""
     encrypted_content: Text | None = None
 
     def to_stored(self) -> dict[str, Any]:
@@ -135,7 +171,25 @@ class CallOutputItem(_Item):
 
     def to_stored(self) -> dict[str, Any]:
         prefix = "fco" if self.type == "function_call_output" else "ctco"
-        return self._stored(prefix, **self._own_fields())
+        fields = self._own_fields()
+        if isinstance(self.output, MarkedText):
+            fields["output"] = _stored_parts(self.output)
+        return self._stored(prefix, **fields)
+
+
+def _stored_parts(content: str) -> list[dict[str, Any]]:
+    """Return the parts of a text with images and files, of which at least one is there."""
+    return [_stored_part(part) for part in split(content)] or [{"type": "input_text", "text": ""}]
+
+
+def _stored_part(part: str | Source) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "input_text", "text": part}
+    if isinstance(part, ImageSource):
+        field = "file_id" if part.form == "file" else "image_url"
+        return {"type": "input_image", "detail": part.detail, field: part.value}
+    named = {} if part.name is None else {"filename": part.name}
+    return {"type": "input_file", "file_id": part.file_id, **named}
 
 
 class AdditionalToolsItem(_Item):

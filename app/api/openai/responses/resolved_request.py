@@ -9,7 +9,7 @@ from fastapi import Request
 from pydantic_core import PydanticCustomError
 
 from app.api.openai.logprobs import TokenBytes
-from app.api.openai.responses.conversation import REASONING, to_conversation, unsealed
+from app.api.openai.responses.conversation import REASONING, attachments, to_conversation, unsealed
 from app.api.openai.responses.event_writer import OutputOptions
 from app.api.openai.responses.input_items import InputItem, all_tools
 from app.api.openai.responses.output_items import ResponseObject
@@ -19,6 +19,8 @@ from app.api.openai.responses.tools import CallableTool, check_tool_choice
 from app.generation.job import GenerationJob
 from app.prompts.chat import PreparedChat, prepare_chat
 from app.prompts.conversation import Conversation
+from app.prompts.image_marks import Attachment
+from app.prompts.render import Attached
 from app.server_state import server_state
 from app.storage.seal import Sealer
 from batching import InvalidRequest, ModelInfo
@@ -37,17 +39,28 @@ class ResolvedRequest:
     tools: Mapping[str, CallableTool]
     sealer: Sealer
 
+    @property
+    def num_before(self) -> int:
+        """How many items are of earlier responses."""
+        return len(self.items) - len(self.body.input)
+
+    @property
+    def attachments(self) -> Mapping[str, Attachment]:
+        """The images and files of all items, by their marks."""
+        return attachments(self.items, self.num_before)
+
     def conversation(self) -> Conversation:
         """Return the conversation; it takes as long as the reasoning that it unseals is long.
 
         Raises:
             InvalidRequest: sealed reasoning is not from here, or too long in all.
         """
-        num_before = len(self.items) - len(self.body.input)
-        return to_conversation(self.body, unsealed(self.items, self.sealer, num_before))
+        return to_conversation(self.body, unsealed(self.items, self.sealer, self.num_before))
 
-    def prepare(self, model: ModelInfo) -> PreparedChat:
+    def prepare(self, model: ModelInfo, attached: Mapping[str, Attached]) -> PreparedChat:
         """Return the prompt and the form of the output.
+
+        attached: the images and files, by their marks.
 
         Raises:
             InvalidRequest: the conversation cannot be rendered, or the output's form cannot be had.
@@ -57,6 +70,7 @@ class ResolvedRequest:
             self.conversation(),
             grammar=self.body.text.format.grammar(),
             truncation=self.body.prompt_truncation(),
+            attached=attached,
         )
 
     def output_options(self, token_bytes: TokenBytes) -> OutputOptions:

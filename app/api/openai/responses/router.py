@@ -1,6 +1,6 @@
 """`POST /v1/responses`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, Literal
@@ -8,6 +8,7 @@ from typing import Final, Literal
 from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel
 
+from app.api.attachments import attached_to
 from app.api.openai.responses.input_items import new_item_id
 from app.api.openai.responses.output_items import ResponseObject
 from app.api.openai.responses.request import ResponseRequest
@@ -20,7 +21,7 @@ from app.api.serving import admit, build_job_async, client_of, engine_for, prepa
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
 from app.parsing.formats.model_format import message_format
-from app.prompts.render import chat_prompt
+from app.prompts.render import Attached, chat_prompt
 from batching import InvalidRequest, ModelInfo
 
 router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
@@ -32,7 +33,11 @@ class InputTokens(BaseModel):
 
 
 # The names that layers below have for fields, and those of this API.
-_PARAMS: Final = {"messages": "input", "max_tokens": "max_output_tokens"}
+_PARAMS: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "truncate_prompt_tokens": "truncation",
+}
 
 
 @router.get("/v1/responses", include_in_schema=False)
@@ -51,7 +56,8 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
         engine = await engine_for(request, body.model, is_streamed=body.stream)
         with _own_names():
             resolved = await resolve(request, body)
-            chat = await prepared(request, partial(resolved.prepare, engine.model))
+            attached = await attached_to(request, engine.model, resolved.attachments)
+            chat = await prepared(request, partial(resolved.prepare, engine.model, attached))
             job = await build_job_async(
                 request,
                 engine,
@@ -59,6 +65,7 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
                 body.to_generation_params(),
                 completion_id=new_item_id("resp"),
                 output=chat.output,
+                images=chat.prompt.images,
             )
             generation = await submit(engine, job, admitted)
     options = resolved.output_options(engine.grammars.token_bytes)
@@ -76,12 +83,17 @@ async def count_input_tokens(body: ResponseRequest, request: Request) -> InputTo
         engine = await engine_for(request, body.model)
         with _own_names():
             resolved = await resolve(request, body)
-            num_tokens = await prepared(request, partial(_num_tokens, engine.model, resolved))
+            attached = await attached_to(request, engine.model, resolved.attachments)
+            count = partial(_num_tokens, engine.model, resolved, attached)
+            num_tokens = await prepared(request, count)
         return InputTokens(input_tokens=num_tokens)
 
 
-def _num_tokens(model: ModelInfo, resolved: ResolvedRequest) -> int:
-    return len(chat_prompt(model, resolved.conversation(), message_format(model)).token_ids)
+def _num_tokens(
+    model: ModelInfo, resolved: ResolvedRequest, attached: Mapping[str, Attached]
+) -> int:
+    conversation, format_ = resolved.conversation(), message_format(model)
+    return len(chat_prompt(model, conversation, format_, attached=attached).token_ids)
 
 
 @contextmanager

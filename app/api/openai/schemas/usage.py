@@ -10,7 +10,10 @@ from batching import SequenceStats
 
 
 class PromptTokensDetails(BaseModel):
+    """`image_tokens` is there with images only."""
+
     cached_tokens: int
+    image_tokens: int | None = None
 
 
 class CompletionTokensDetails(BaseModel):
@@ -28,11 +31,14 @@ class Usage(BaseModel):
 
     @classmethod
     def of(cls, usage: TokenUsage) -> Self:
+        images = {"image_tokens": usage.num_image_tokens} if usage.num_image_tokens else {}
         return cls(
             prompt_tokens=usage.num_prompt_tokens,
             completion_tokens=usage.num_output_tokens,
             total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.num_cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=usage.num_cached_tokens, **images
+            ),
             completion_tokens_details=CompletionTokensDetails(
                 reasoning_tokens=usage.num_reasoning_tokens
             ),

@@ -243,20 +243,19 @@ def test_thinking_is_switched(fields: Any, switch: bool | None, effort: str | No
     assert (made.thinking, made.reasoning_effort) == (switch, effort)
 
 
-IMAGE: Final = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+FOUND: Final = {"type": "search_result", "source": "http://x", "title": "y", "content": []}
 
 
 @rows(
     ("fields", "message"),
     [
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "type 'image' cannot be read"),
         (
-            {"messages": [{"role": "user", "content": [result([IMAGE])]}]},
-            "type 'image' cannot be read",
+            {"messages": [{"role": "user", "content": [FOUND]}]},
+            "type 'search_result' cannot be read",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
-            "type 'document' cannot be read",
+            {"messages": [{"role": "user", "content": [result([FOUND])]}]},
+            "type 'search_result' cannot be read",
         ),
         ({"messages": [{"role": "user", "content": [3]}]}, "a block must be an object"),
         ({"messages": [{"role": "user", "content": [{"type": []}]}]}, "a block must be an object"),
@@ -307,9 +306,12 @@ def test_what_cannot_be_served_is_refused(fields: dict[str, Any], message: str) 
 
 @pytest.mark.parametrize(
     ("block", "path"),
-    [(IMAGE, ("image",)), (result([IMAGE]), ("tool_result", "content", 0, "image"))],
+    [
+        (FOUND, ("search_result",)),
+        (result([FOUND]), ("tool_result", "content", 0, "search_result")),
+    ],
 )
-def test_a_block_that_is_no_text_is_named_with_its_type(
+def test_a_block_that_cannot_be_read_is_named_with_its_type(
     block: dict[str, Any], path: tuple[str | int, ...]
 ) -> None:
     """Claude Code leaves it out then and goes on."""

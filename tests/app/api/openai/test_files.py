@@ -143,7 +143,7 @@ async def test_what_is_no_form_is_refused(tmp_path: Path) -> None:
         assert "more than 4096 bytes" in await refused(server, part("a", b"x" * 5000) + END)
         assert "more than 64 parts" in await refused(server, PURPOSE * 65 + END)
         assert "'batch'" in await refused(server, FILE + END)
-        assert "'batch'" in await refused(server, FILE + part("purpose", b"vision") + END)
+        assert "'batch'" in await refused(server, FILE + part("purpose", b"evals") + END)
         assert left_in(tmp_path) == []
 
 
