@@ -11,9 +11,7 @@ from openai.types.responses import ResponseItem
 from pydantic import SecretStr, TypeAdapter
 
 from tests.support.batches import chat_line, records, run
-from tests.support.rows import rows
-from tests.support.sdk_types import check_shape
-from tests.support.seeing import (
+from tests.support.fake_images import (
     FakeProcessor,
     Seeing,
     base64_of,
@@ -21,6 +19,8 @@ from tests.support.seeing import (
     picture,
     seeing,
 )
+from tests.support.rows import rows
+from tests.support.sdk_types import check_shape
 from tests.support.speaker import MODEL_ID, Served, served
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ from app.media.model_images import ModelImages, RequestedImage, model_images
 from app.prompts.image_marks import ImageSource
 from app.settings import Settings
 from batching import ImageInput, InvalidRequest, ModelInfo, SandboxLost, VisionModel
-from tests.support.seeing import (
+from tests.support.fake_images import (
     VISION,
     FakeProcessor,
     SeeingTokenizer,

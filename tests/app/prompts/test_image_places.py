@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 import pytest
 
 from app.parsing.formats.model_format import message_format
@@ -13,8 +12,8 @@ from app.prompts.image_places import ImageText, image_text
 from app.prompts.render import Attached, ChatPrompt, PromptTooLong, Truncation, chat_prompt
 from app.prompts.template_sandbox import TemplateTooMuch
 from batching import ImageInput, InvalidRequest, ModelInfo
+from tests.support.fake_images import BEGIN, FINISH, IMAGE, VISION, WRITTEN, SeeingTokenizer, shown
 from tests.support.rows import rows
-from tests.support.seeing import BEGIN, FINISH, IMAGE, VISION, WRITTEN, SeeingTokenizer, shown
 
 ONE: Final = ImageSource("1")
 TWO: Final = ImageSource("2")
@@ -23,7 +22,7 @@ NOTES: Final = FileSource("file-1")
 
 def made(num_rows: int) -> ImageInput:
     ids = (BEGIN, *[IMAGE] * num_rows, FINISH)
-    return ImageInput(ids, np.arange(1, num_rows + 1), {})
+    return ImageInput(ids, tuple(range(1, num_rows + 1)), ())
 
 
 ATTACHED: Final[dict[str, Attached]] = {ONE.mark: made(1), TWO.mark: made(2), NOTES.mark: "notes"}

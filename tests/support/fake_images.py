@@ -14,7 +14,9 @@ from PIL import Image
 
 from app.media import model_images
 from batching import ImageInput, UnfitImage, VisionModel
+from batching.inputs.images import TowerArray
 from batching.steps.sequences import SequenceState
+from tests.support.fakes import read_by_model
 from tests.support.images import encoded
 from tests.support.speaker import VOCAB_SIZE, ByteTokenizer, Served, Speaker, served
 
@@ -73,7 +75,8 @@ class FakeProcessor:
         if height == 1:
             raise UnfitImage("is too flat")
         ids = (BEGIN, *[IMAGE] * width, FINISH)
-        image = ImageInput(ids, np.arange(1, width + 1), {"pixel_values": pixels.copy()})
+        seen = TowerArray("pixel_values", pixels.dtype.str, pixels.shape, pixels.tobytes())
+        image = ImageInput(ids, tuple(range(1, width + 1)), (seen,))
         type(self).made.append(image)
         return image
 
@@ -88,10 +91,12 @@ class Seeing(Speaker):
 
     def _choose(self, sequence: SequenceState, prefix: list[int]) -> int:
         if len(prefix) == sequence.num_prompt_tokens:
-            for placed in sequence.spec.images:
-                assert tuple(prefix[placed.start : placed.stop]) == placed.image.token_ids
-            assert prefix.count(BEGIN) == len(sequence.spec.images)
-            type(self).prompts.append(shown(prefix))
+            prompt, images = sequence.spec.prompt, sequence.spec.images
+            assert prefix == read_by_model(sequence.spec)
+            for placed in images:
+                assert prompt[placed.start : placed.stop] == placed.image.token_ids
+            assert prompt.count(BEGIN) == len(images)
+            type(self).prompts.append(shown(prompt))
         return super()._choose(sequence, prefix)
 
 
