@@ -7,6 +7,7 @@ import pytest
 
 from scripts.agent_replay import APIS, replay, table
 from scripts.server_process import MODEL, Server
+from tests.support.weekly import weekly
 
 NUM_TURNS = 12
 
@@ -22,7 +23,7 @@ def client() -> Iterator[httpx.Client]:
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", weekly(APIS, 1))
 def test_every_turn_finds_what_it_shares(client: httpx.Client, api: str) -> None:
     exchanges = list(replay(client, APIS[api], MODEL, NUM_TURNS))
     # Of two agents; in each turn a tool is called, and its result is answered.

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from scripts.server_process import Server
 from scripts.sse import chunks_in
 from tests.support.sdk_types import check_shape
+from tests.support.weekly import weekly
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -88,7 +89,9 @@ CHAT_FIELDS: Final[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", CHAT_FIELDS, ids=lambda fields: ",".join(fields) or "none")
+@pytest.mark.parametrize(
+    "fields", weekly(CHAT_FIELDS, 3, always=[{}]), ids=lambda fields: ",".join(fields) or "none"
+)
 def test_chat_answers_have_openais_shape(server: Server, fields: dict[str, Any]) -> None:
     body = {"messages": QUESTION, "max_completion_tokens": 12, **fields}
     response = post(server, "/v1/chat/completions", **body)
