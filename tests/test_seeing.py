@@ -149,7 +149,7 @@ def test_the_batched_forward_is_the_librarys(model: Any) -> None:
     assert {len(t.scenes) for t in talks} == {0, 1, 2}
     batch = encoder().batch(talks)
     expected = mx.concatenate([_library_logits(model, t) for t in talks])
-    made = logits(model, batch)
+    made = logits(model, batch, batch.places)
     assert made.shape == expected.shape
     assert mx.abs(made - expected).max() < CLOSE
 
