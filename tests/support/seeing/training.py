@@ -46,7 +46,6 @@ _SORTED: Final = 8
 _LOG_EVERY: Final = 100
 # Most tokens show nothing, which is learned fast.
 _NOTHING: Final = 0.1
-
 # What embeddings of pictures are on average.
 _LOUDNESS: Final = 0.2
 
@@ -108,7 +107,7 @@ def train(model: Any, encoder: Encoder, part: float = 1.0) -> None:
 
 
 def _loss(model: Any, batch: Batch) -> mx.array:
-    """Also for which picture each of a picture's tokens is of: that alone is not learned from questions for long."""
+    """Pictures' tokens say which picture they are of: questions about one of two would not teach it in time."""
     both = logits(model, batch, mx.concatenate([batch.places, batch.marks]))
     said, marked = mx.split(both, [batch.places.size])
     loss = nn.losses.cross_entropy(said, batch.targets, reduction="mean")
