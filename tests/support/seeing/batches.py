@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.support.seeing.folder import END, IMAGE, MERGE, START
 from tests.support.seeing.pictures import COLOURS, DIGITS, SHAPES, Scene, Thing
-from tests.support.seeing.talks import Talk
+from tests.support.seeing.talks import PLACES, Talk
 
 # What is learned of a token of a picture first: what it shows, and in which colour.
 NAMES: Final = ("", *SHAPES, *DIGITS, "dot")
@@ -44,6 +44,7 @@ class Batch:
     """Conversations: `targets` follow the tokens at `places`, which count through all conversations.
 
     rows: the row of the pictures' embeddings that stands in a token's place; 0 for text.
+    marks: places of all tokens of pictures, and ordinals, words for which of its conversation's pictures each is of.
     """
 
     ids: mx.array
@@ -51,6 +52,8 @@ class Batch:
     rows: mx.array
     places: mx.array
     targets: mx.array
+    marks: mx.array
+    ordinals: mx.array
     pictures: Pictures
 
 
@@ -100,6 +103,7 @@ class Encoder:
         self.processor = processor
         self._tokenizer = tokenizer
         self._image, self._end, start = tokenizer.convert_tokens_to_ids([IMAGE, END, START])
+        self._ordinals = [tokenizer.encode(f" {place}")[0] for place in PLACES]
         self._before = [start, *tokenizer.encode("assistant\n", add_special_tokens=False)]
 
     def encode(self, talk: Talk, sizes: Sequence[Grid], *, is_prompt: bool = False) -> list[int]:
@@ -124,12 +128,15 @@ class Encoder:
         ids = np.array([[*e, *[self._end] * (length - len(e))] for e in encoded], np.int32)
         rows = np.zeros(ids.shape, np.int32)
         axes = np.zeros((3, *ids.shape), np.int32)
+        ordinals: list[int] = []
         for i, images in enumerate(where):
             is_image = ids[i] == self._image
             axes[:, i] = positions(is_image, sizes[i])
             rows[i, is_image] = [
                 first + token for first, (high, wide) in images for token in range(high * wide)
             ]
+            for word, (high, wide) in zip(self._ordinals, sizes[i], strict=False):
+                ordinals += [word] * (high * wide)
         said = [i * length + at for i, e in enumerate(encoded) for at in self._said(e)]
         places = np.array(said, np.int32)
         targets = ids.reshape(-1)[places]
@@ -139,6 +146,8 @@ class Encoder:
             rows=mx.array(rows),
             places=mx.array(places - 1),
             targets=mx.array(targets),
+            marks=mx.array(np.flatnonzero(ids == self._image).astype(np.int32)),
+            ordinals=mx.array(np.array(ordinals, np.int32)),
             pictures=pictures,
         )
 

@@ -34,8 +34,8 @@ _BELOW: Final = (
 )
 
 
-def logits(model: Any, batch: Batch) -> mx.array:
-    """Return the logits at the batch's places."""
+def logits(model: Any, batch: Batch, places: mx.array) -> mx.array:
+    """Return the logits at places of the flat tokens."""
     trunk = model.language_model.model
     h = trunk.embed_tokens(batch.ids)
     added: list[mx.array] = []
@@ -50,7 +50,7 @@ def logits(model: Any, batch: Batch) -> mx.array:
         h = h + layer.mlp.down_proj(_silu(layer.mlp.gate_proj(x)) * layer.mlp.up_proj(x))
         if i < len(added):
             h = h + added[i]
-    said = trunk.norm(h.reshape(-1, h.shape[-1])[batch.places])
+    said = trunk.norm(h.reshape(-1, h.shape[-1])[places])
     made: mx.array = model.language_model.lm_head(said)
     return made
 

@@ -28,7 +28,7 @@ _PHRASES: Final = {
     "count": ("How many dots are there?", "How many dots do you see?"),
 }
 _HELD_OUT: Final = 1
-_PLACES: Final = ("first", "second")
+PLACES: Final = ("first", "second")
 _PLACED: Final = {
     "colour": "Which colour is the {} in the {} image?",
     "digit": "Which digit is in the {1} image?",
@@ -84,7 +84,7 @@ def vocabulary() -> Iterator[str]:
     """Everything that is said: what the tokenizer has words for."""
     for phrase in (*chain(*_PHRASES.values()), *_PLACED.values()):
         for asked in (phrase, _lower(phrase)):
-            yield from (asked.format(shape, place) for shape in SHAPES for place in _PLACES)
+            yield from (asked.format(shape, place) for shape in SHAPES for place in PLACES)
     yield from (f"Say {word}." for word in SAYABLE)
     yield from (f"Count to {number}." for number in NUMBERS)
     yield from (
@@ -111,10 +111,7 @@ def talk(random: Random, draw: Draw = scene) -> Talk:
     draw: returns a picture of a kind.
     """
     kind = random.random()
-    if kind < 0.1:
-        made = _text(random)
-    else:
-        made = _two(random, draw) if kind < 0.55 else _one(random, draw)
+    made = _text(random) if kind < 0.1 else _two(random, draw) if kind < 0.6 else _one(random, draw)
     return Talk(_varied(random, made.messages), made.scenes)
 
 
@@ -166,13 +163,13 @@ def _two(random: Random, draw: Draw) -> Talk:
 def _pair(random: Random, kind: str, draw: Draw) -> tuple[list[Scene], list[tuple[str, str]]]:
     """Return two pictures to which the same question has different answers, and those for each."""
     while True:
-        scenes = [draw(random, kind) for _ in _PLACES]
+        scenes = [draw(random, kind) for _ in PLACES]
         first, second = (dict(scene.facts) for scene in scenes)
         asked = [
             (_PLACED[kind].format(subject, place), facts[subject])
             for subject in first
             if first[subject] != second.get(subject, first[subject])
-            for place, facts in zip(_PLACES, (first, second), strict=True)
+            for place, facts in zip(PLACES, (first, second), strict=True)
         ]
         if asked:
             return scenes, asked

@@ -38,7 +38,7 @@ _ENOUGH: Final = 50
 _LABEL_STEPS: Final = 1500
 _LABEL_SIZE: Final = 16
 _LABEL_RATE: Final = 3e-3
-_TALK_STEPS: Final = 2000
+_TALK_STEPS: Final = 2500
 _TALK_SIZE: Final = 16
 _TALK_RATE: Final = 2e-3
 # As many batches are sorted by length.
@@ -46,6 +46,8 @@ _SORTED: Final = 8
 _LOG_EVERY: Final = 100
 # Most tokens show nothing, which is learned fast.
 _NOTHING: Final = 0.1
+# What embeddings of pictures are on average.
+_LOUDNESS: Final = 0.2
 
 Halves = tuple[Any, Any]
 
@@ -94,6 +96,7 @@ def train(model: Any, encoder: Encoder, part: float = 1.0) -> None:
     labeller = Labeller(model.vision_tower)
     pictures = _picture_batches(np.random.default_rng([0, 0]), encoder.processor)
     _train("see", labeller, labeller.loss, pictures, int(_LABEL_STEPS * part), _LABEL_RATE)
+    _weaken(model.vision_tower, next(pictures)[0])
     model.vision_tower.freeze()
     random = np.random.default_rng([0, 1])
     scenes = [scene(random) for _ in range(int(_NUM_SEEN * part) + _ENOUGH)]
@@ -104,7 +107,13 @@ def train(model: Any, encoder: Encoder, part: float = 1.0) -> None:
 
 
 def _loss(model: Any, batch: Batch) -> mx.array:
-    return nn.losses.cross_entropy(logits(model, batch), batch.targets, reduction="mean")
+    """Pictures' tokens say which picture they are of: questions about one of two would not teach it in time."""
+    both = logits(model, batch, mx.concatenate([batch.places, batch.marks]))
+    said, marked = mx.split(both, [batch.places.size])
+    loss = nn.losses.cross_entropy(said, batch.targets, reduction="mean")
+    if batch.marks.size:
+        loss = loss + nn.losses.cross_entropy(marked, batch.ordinals, reduction="mean")
+    return loss
 
 
 def _picture_batches(random: Random, processor: Any) -> Iterator[Halves]:
@@ -116,6 +125,15 @@ def _picture_batches(random: Random, processor: Any) -> Iterator[Halves]:
 
     while True:
         yield half(), half()
+
+
+def _weaken(tower: Any, pictures: Pictures) -> None:
+    """Make embeddings about as large as those of text: what layers add to larger ones is not noticed."""
+    mergers = [tower.merger, *tower.deepstack_merger_list]
+    for merger, level in zip(mergers, see(tower, pictures), strict=True):
+        scale = _LOUDNESS / mx.sqrt(mx.square(level).mean())
+        merger.linear_fc2.weight = merger.linear_fc2.weight * scale
+        merger.linear_fc2.bias = merger.linear_fc2.bias * scale
 
 
 def _album(tower: Any, processor: Any, scenes: Sequence[Scene]) -> Pictures:
@@ -137,18 +155,19 @@ def _album(tower: Any, processor: Any, scenes: Sequence[Scene]) -> Pictures:
 def _talk_batches(
     random: Random, encoder: Encoder, scenes: Sequence[Scene], album: Pictures
 ) -> Iterator[Halves]:
-    """Those in a batch are about equally long."""
+    """Those in a half are about equally long; only the second one has those about two pictures."""
     kinds = {kind: [scene for scene in scenes if scene.kind == kind] for kind in KINDS}
 
     def draw(random: Random, kind: str) -> Scene:
-        return pick(random, kinds[kind] if kind else scenes)
+        return pick(random, kinds[kind or pick(random, KINDS)])
 
+    size = _TALK_SIZE // 2
     while True:
-        made = [talk(random, draw) for _ in range(_TALK_SIZE * _SORTED)]
+        made = [talk(random, draw) for _ in range(2 * size * _SORTED)]
         made.sort(key=lambda t: (len(t.scenes), len(t.messages)))
+        halves = [made[i : i + size] for i in range(0, len(made), size)]
         for i in random.permutation(_SORTED):
-            some = made[i * _TALK_SIZE : (i + 1) * _TALK_SIZE]
-            yield encoder.batch(some[::2], album), encoder.batch(some[1::2], album)
+            yield encoder.batch(halves[i], album), encoder.batch(halves[i + _SORTED], album)
 
 
 def _train(
@@ -197,7 +216,7 @@ def accuracy(model: Any, encoder: Encoder, talks: Sequence[Talk]) -> float:
     for i in range(0, len(talks), _TALK_SIZE):
         some = talks[i : i + _TALK_SIZE]
         batch = encoder.batch(some)
-        is_wrong = np.array(logits(model, batch).argmax(-1) != batch.targets)
+        is_wrong = np.array(logits(model, batch, batch.places).argmax(-1) != batch.targets)
         num_right += len(some) - len(
             {*(np.array(batch.places)[is_wrong] // batch.ids.shape[1]).tolist()}
         )
