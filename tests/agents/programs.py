@@ -45,8 +45,8 @@ def logged_requests(server: Server) -> list[LoggedRequest]:
 
 
 def scripted_server(**settings: Any) -> Server:
-    """Start a server whose model does what the prompt says; agents send large bodies."""
-    return Server(("-m", "tests.support.scripted_server"), max_body_bytes="16777216", **settings)
+    """Start a server whose model does what the prompt says; all agents at once are in its batch."""
+    return Server(("-m", "tests.support.scripted_server"), max_num_seqs="32", **settings)
 
 
 @dataclass(frozen=True)
