@@ -81,7 +81,8 @@ class MLXRunner:
 
     def logits(self, step: StepInputs) -> mx.array:
         """Return the logits of the rows that need them, `[L, vocab_size]`."""
-        if self._graphs is None or self._selection.pooled_rows is not None:
+        has_images = self._images is not None and self._images.are_placed
+        if self._graphs is None or has_images or self._selection.pooled_rows is not None:
             return self._built_logits(step)
         return self._graphs.logits(step, self._built_logits)
 

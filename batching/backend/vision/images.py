@@ -100,6 +100,11 @@ class Images:
         ]
         self._image_rows.placed = PlacedRows(rows, by_array[0], by_array[1:])
 
+    @property
+    def are_placed(self) -> bool:
+        """True if the step that runs next has rows of images."""
+        return self._image_rows.placed is not None
+
     def leave(self) -> None:
         """Record that the step has run."""
         self._image_rows.placed = None

@@ -89,16 +89,28 @@ def check_family(family: str, folder: Path, **config: Any) -> None:
         assert output == mx.argmax(logits[len(prompt.token_ids) - 1 :], axis=-1).tolist()
 
 
+def use_gpu_kernels(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = platform_of(gpu=Gpu.METAL, kernels=HostKernels(native))
+    monkeypatch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
+
+
 @pytest.mark.parametrize(("family", "pool"), weekly_pairs(FAMILIES, DEVICE_KINDS))
 def test_log_probabilities_are_those_of_the_plain_pass(
     family: str, pool: str, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pool == "with a GPU's kernels":
-        platform = platform_of(gpu=Gpu.METAL, kernels=HostKernels(native))
-        monkeypatch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
+        use_gpu_kernels(native, monkeypatch)
     uses = "auto" if pool == "with native kernels" else "off"
     limits = {"prefill_chunk": 11, "max_num_batched_tokens": 16}
     check_family(family, tmp_path / family, native=uses, **limits)
+
+
+def test_a_step_with_one_row_of_an_image_is_not_run_by_the_graph_of_decodes(
+    native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_gpu_kernels(native, monkeypatch)
+    limits = {"prefill_chunk": 1, "max_num_batched_tokens": 4}
+    check_family("qwen2_5_vl", tmp_path / "model", native="off", **limits)
 
 
 def test_an_image_that_the_tower_does_not_take_fails_its_request_alone(tmp_path: Path) -> None:
