@@ -81,7 +81,7 @@ class BatchInferenceEngine:
     ) -> None:
         """Make an engine without requests.
 
-        max_stall: the most seconds that prefill may add to a step of running requests.
+        max_stall: the most seconds that prefill or an image may add to a step of running requests.
         min_chunk: prompt tokens that a step may always process; see `StallBudget`.
         clock: in seconds; the arrival times of requests are on the same clock.
         pipeline: the same object as `runner` if steps are to be queued; None runs one step at a time.
@@ -176,8 +176,11 @@ class BatchInferenceEngine:
 
     def _plan(self, turn: Turn = ALONE, after: QueuedStep | None = None) -> _Step:
         planned = self._clock()
-        most = self._max_prefill_tokens(planned, turn)
-        plan = self._scheduler.schedule(most, now=planned)
+        plan = self._scheduler.schedule(
+            self._max_prefill_tokens(planned, turn),
+            self._max_image_bytes(planned, turn),
+            now=planned,
+        )
         logger.debug("step %s", plan)
         return _Step(plan, self._queue(plan, after), planned)
 
@@ -209,14 +212,21 @@ class BatchInferenceEngine:
             *self._scheduler.num_prompts_and_streams(), has_other_streams=turn.has_other_streams
         )
 
+    def _max_image_bytes(self, now: float, turn: Turn) -> float:
+        _, num_streams = self._scheduler.num_prompts_and_streams()
+        may_stall = turn.has_other_streams or self._scheduler.expects_others(now, turn)
+        return self._stall_budget.max_image_bytes(has_streams=num_streams > 0 or may_stall)
+
     def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:
         outputs = step.queued.collect()
-        if step.plan.encodes:
-            # What that takes is no matter of tokens.
-            return self._scheduler.update(step.plan, outputs)
+        duration = self._clock() - began
         num_decoded = step.plan.num_decode_tokens
         num_prefilled = step.plan.num_tokens - num_decoded
-        self._stall_budget.record(num_prefilled, num_decoded, self._clock() - began)
+        if encodes := step.plan.encodes:
+            num_bytes = sum(order.num_bytes for order in encodes)
+            self._stall_budget.record_images(num_bytes, num_prefilled, num_decoded, duration)
+        else:
+            self._stall_budget.record(num_prefilled, num_decoded, duration)
         return self._scheduler.update(step.plan, outputs)
 
     def _recover(

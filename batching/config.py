@@ -80,6 +80,7 @@ class SchedulerConfig(BatchLimits):
     min_copied_tokens: a request may start in the middle of a block, on a copy of a cached block that
         has at least this many tokens in common with it; None starts at block boundaries only.
     max_image_rows: rows of encoded images that are kept for requests with equal images.
+    num_image_pieces: how many pieces the encoding of an image has, between which steps may end.
 
     Raises:
         ValueError: a limit is out of range, or two of them contradict each other.
@@ -94,10 +95,12 @@ class SchedulerConfig(BatchLimits):
     num_window_blocks: int = 0
     min_copied_tokens: int | None = None
     max_image_rows: int = 0
+    num_image_pieces: int = 1
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_model_len", "window", "min_copied_tokens")
+        _check_minimum(self, "num_image_pieces")
         if self.window is not None:
             minimum = blocks_held(self.window, self.block_size)
             if self.num_window_blocks < minimum:
@@ -127,7 +130,7 @@ class EngineConfig(BatchLimits):
     num_blocks: KV blocks of the pool; the model is not loaded if they do not fit.  None takes up to
         `max_blocks`, as many as fit in free memory; if that is None as well, as many as fit in
         `memory_fraction` of the device's memory, weights included.
-    max_stall_ms: the most milliseconds that prefill may add to a step of running requests.
+    max_stall_ms: the most milliseconds that prefill or an image may add to a step of running requests.
     step_timeout: seconds after which a step counts as stalled.
     chat_template: replaces the model's own; None keeps that.
     max_model_len: the most tokens of a request; it can only lower the context that a model declares,

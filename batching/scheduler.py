@@ -63,7 +63,7 @@ class ContinuousBatchingScheduler:
         self._running = RunningRequests(self._kv, self._admission, self._residents)
         self._recorder = StepRecorder(config, self._kv, self._running, self._residents)
         self._turns = BestEffortTurns()
-        self._images = ImageEncoding(config.max_image_rows, config.prefill_chunk)
+        self._images = ImageEncoding(config)
 
     @property
     def has_work(self) -> bool:
@@ -168,6 +168,7 @@ class ContinuousBatchingScheduler:
     def schedule(
         self,
         max_prefill_tokens: int | None = None,
+        max_image_bytes: float = inf,
         *,
         now: float = 0.0,
     ) -> StepPlan:
@@ -176,6 +177,7 @@ class ContinuousBatchingScheduler:
         max_prefill_tokens: the most prompt tokens that the step may process, so that the inter-token
             latency of running requests stays low, and no request that arrives meanwhile waits for long;
             None is no limit.
+        max_image_bytes: of an image, for the same reason; a piece of it is always possible.
         now: when the step begins, in seconds on the engine's clock.
         """
         self.block_manager.now = now
@@ -203,10 +205,11 @@ class ContinuousBatchingScheduler:
             self._admit(now, is_best_effort_due=is_due)
         # There are fewer best-effort requests now if some made way.
         num_reserved = min(num_reserved, self._running.num_best_effort)
-        self._images.begin(self._running.requests)
+        self._images.begin(self._running.requests, max_image_bytes)
         step.add_decodes(others, num_reserved)
         step.add_prefills(is_best_effort=False, num_reserved=num_reserved)
-        if self._running.has_best_effort and (is_due or not step.slices):
+        has_work = bool(step.slices) or self._images.has_order
+        if self._running.has_best_effort and (is_due or not has_work):
             step.add_decodes(best_effort)
             step.add_prefills(is_best_effort=True)
             self._turns.serve(now)

@@ -18,6 +18,7 @@ from mlx_lm.utils import load_model
 from PIL import Image
 from transformers import AutoTokenizer
 
+from batching.backend.hooks.changes import Changes
 from batching.backend.vision.mlx_vlm_models import model_file
 from batching.backend.vision.tower import load_tower
 from tests.support.seeing.__main__ import REQUIRED
@@ -114,7 +115,9 @@ def test_the_folder_is_read_by_transformers_and_both_libraries(folder: Path, mod
     assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
     assert mlx_vlm_weights(folder).keys() == parameters(model).keys()
     assert all(mx.array_equal(mlx_vlm_weights(folder)[k], w) for k, w in parameters(model).items())
-    load_tower(folder, json.loads((folder / "config.json").read_text()), None)
+    changes = Changes()
+    load_tower(folder, json.loads((folder / "config.json").read_text()), None, changes)
+    changes.undo()
     text, _ = load_model(folder)
     ids = mx.array([tokenizer.encode("Say yes. Count to five.")])
     assert mx.abs(text(ids) - model(ids).logits).max() < CLOSE

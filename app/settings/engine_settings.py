@@ -89,7 +89,7 @@ class EngineSettings(BaseSettings):
         default=250.0,
         gt=0,
         allow_inf_nan=False,
-        description="Most milliseconds that prefill may add to a step of running streams; less where such a step is short and few prompts wait.",
+        description="Most milliseconds that prefill or an image may add to a step of running streams; less where such a step is short and few prompts wait.",
     )
     max_draft_tokens: int = Field(
         default=7,

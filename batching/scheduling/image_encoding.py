@@ -1,42 +1,52 @@
-"""When images are encoded: before the chunk of a prompt that needs their rows, one in a step."""
+"""When images are encoded: before the chunk of a prompt that needs their rows, pieces of one in a step."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from math import inf
 
+from batching.config import SchedulerConfig
 from batching.inputs.images import ImageInput
 from batching.request import BatchRequest, RequestStatus
 from batching.steps.step_plan import EncodeOrder
 
 
 class ImageEncoding:
-    """Orders the encoding of images, and knows which of them the executor has.
+    """Orders the encoding of images, and knows which of them the executor has, and how much of each.
 
     The rows of an image stay after its request has them in its KV blocks, for a request with an equal image, as
-    long as there is room; the one that was not used for the longest time goes first.  Beside streams a step has
-    either an image or chunks of prompts, in turns, so that neither adds to the other's stall.
+    long as there is room; the one that was not used for the longest time goes first.  An image of which pieces are
+    left stays for the admitted requests that need it, and no longer.  Beside streams a step has either pieces of an
+    image or chunks of prompts, in turns, so that neither adds to the other's stall.
 
     num_encoded: images that were encoded.
     """
 
-    def __init__(self, max_rows: int, max_chunk: int) -> None:
-        """`max_rows` may be kept, and the next image alone; a slice has at most `max_chunk` tokens."""
+    def __init__(self, config: SchedulerConfig) -> None:
         self.num_encoded = 0
-        self._max_rows = max_rows
-        self._max_chunk = max_chunk
+        self._max_rows = config.max_image_rows
+        self._max_chunk = config.prefill_chunk
+        self._num_pieces = config.num_image_pieces
+        # The rows of the images that have some, or have the room for them.
         self._encoded: OrderedDict[bytes, int] = OrderedDict()
+        # How many pieces are done of those that are not complete.
+        self._begun: dict[bytes, int] = {}
         # Those that admitted requests need next, or in this step.
         self._needed: set[bytes] = set()
         self._ordered: list[EncodeOrder] = []
         self._dropped: list[bytes] = []
         self._had_turn = False
+        self._max_bytes = inf
 
-    def begin(self, running: Iterable[BatchRequest]) -> None:
-        """Begin the plan of a step with these admitted requests."""
+    def begin(self, running: Iterable[BatchRequest], max_bytes: float = inf) -> None:
+        """Begin the plan of a step with these admitted requests; it encodes `max_bytes`, or one piece."""
         prefilling = (r for r in running if r.status is RequestStatus.PREFILLING)
-        images = (_next_image(r) for r in prefilling)
-        self._needed = {image.digest for image in images if image is not None}
+        needed = [digests for r in prefilling if (digests := _images_left(r))]
+        self._needed = {digests[0] for digests in needed}
         self._had_turn = bool(self._ordered)
         self._ordered, self._dropped = [], []
+        self._max_bytes = max_bytes
+        left = {digest for digests in needed for digest in digests}
+        self._drop([digest for digest in self._begun if digest not in left])
 
     @property
     def has_order(self) -> bool:
@@ -59,8 +69,7 @@ class ImageEncoding:
                 # This step reads it, whatever else needs room.
                 self._needed.add(placed.image.digest)
                 continue
-            order = EncodeOrder(request.request_id, placed.image)
-            if (has_streams and self._had_turn) or not self._add(order):
+            if (has_streams and self._had_turn) or not self._encode(request, placed.image):
                 return max(0, ahead)
         return pending
 
@@ -71,23 +80,33 @@ class ImageEncoding:
     def forget(self) -> None:
         """Record that the executor has lost all."""
         self._encoded.clear()
+        self._begun.clear()
         self._ordered, self._dropped = [], []
 
     def _has(self, image: ImageInput) -> bool:
-        if image.digest not in self._encoded:
+        if image.digest not in self._encoded or image.digest in self._begun:
             return False
         self._encoded.move_to_end(image.digest)
         return True
 
-    def _add(self, order: EncodeOrder) -> bool:
-        """Let the step encode an image if it encodes no other and there is room; return whether it does."""
-        image = order.image
-        if self._ordered or not self._make_room(image.num_rows):
+    def _encode(self, request: BatchRequest, image: ImageInput) -> bool:
+        """Let the step encode pieces of an image, if of no other and if there is room; return whether it is then complete."""
+        has_room = image.digest in self._encoded
+        if self._ordered or not (has_room or self._make_room(image.num_rows)):
             return False
+        first = self._begun.pop(image.digest, 0)
+        stop = min(self._num_pieces, first + self._max_pieces(image))
+        order = EncodeOrder(request.request_id, image, first, stop, self._num_pieces)
         self._encoded[image.digest] = image.num_rows
         self._ordered.append(order)
-        self.num_encoded += 1
-        return True
+        if not order.is_last:
+            self._begun[image.digest] = stop
+        self.num_encoded += order.is_last
+        return order.is_last
+
+    def _max_pieces(self, image: ImageInput) -> int:
+        num = self._max_bytes * self._num_pieces / max(1, image.num_bytes)
+        return max(1, int(min(num, self._num_pieces)))
 
     def _make_room(self, num_rows: int) -> bool:
         """Drop images that no admitted request needs next; one that is larger than all room may be alone."""
@@ -101,13 +120,17 @@ class ImageEncoding:
                 dropped.append(digest)
         if free < num_rows and len(dropped) < len(self._encoded):
             return False
-        for digest in dropped:
-            del self._encoded[digest]
-        self._dropped += dropped
+        self._drop(dropped)
         return True
 
+    def _drop(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            del self._encoded[digest]
+            self._begun.pop(digest, None)
+            self._dropped.append(digest)
 
-def _next_image(request: BatchRequest) -> ImageInput | None:
-    """Return the image whose rows a request has to process next."""
+
+def _images_left(request: BatchRequest) -> list[bytes]:
+    """Return the digests of the images whose rows a request has to process, the next one first."""
     start = request.num_computed_tokens
-    return next((placed.image for placed in request.spec.images if placed.stop > start), None)
+    return [placed.image.digest for placed in request.spec.images if placed.stop > start]

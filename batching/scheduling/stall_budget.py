@@ -17,6 +17,9 @@ class StallBudget:
     waiting.  A step may always process `min_chunk` prompt tokens, because short chunks of a long prompt
     attend to its context again and again.  `max_stall` bounds the added time in any case.
 
+    Images are encoded in other steps than prompts, for as long as `max_stall` allows beside streams; what that takes
+    is measured by the bytes that the tower reads.
+
     A step without decodes stalls no stream, but a request that arrives meanwhile waits for its end: it takes
     `max_alone`, about.
     """
@@ -36,6 +39,9 @@ class StallBudget:
         # Seconds that prompts added to the recent steps that had some, and their tokens.
         self._prefill_duration = 0.0
         self._num_tokens = 0.0
+        # Seconds that images added to the recent steps that encoded some, and their bytes.
+        self._encode_duration = 0.0
+        self._num_bytes = 0.0
 
     def max_prefill_tokens(
         self, num_prompts: int, num_streams: int, *, has_other_streams: bool = False
@@ -56,6 +62,13 @@ class StallBudget:
         It is small even where longer chunks would be more efficient.  None until a prefill was measured.
         """
         return self._max_tokens(1, self._MIN_TOKENS)
+
+    def max_image_bytes(self, *, has_streams: bool) -> float:
+        """Return how many bytes of images a step may encode; 0, as few as possible, until that was measured."""
+        seconds = self._max_stall if has_streams else self._max_alone
+        if seconds == inf:
+            return inf
+        return seconds * self._num_bytes / self._encode_duration if self._encode_duration else 0.0
 
     def _max_tokens_alone(self) -> int | None:
         if self._prefill_duration == 0 or self._max_alone == inf:
@@ -90,3 +103,15 @@ class StallBudget:
         added = duration - (self._decode_duration if num_decode_tokens else 0)
         self._prefill_duration = self._MEMORY * self._prefill_duration + added
         self._num_tokens = self._MEMORY * self._num_tokens + num_prefill_tokens
+
+    def record_images(
+        self, num_bytes: float, num_prefill_tokens: int, num_decode_tokens: int, duration: float
+    ) -> None:
+        """Learn from a step that took `duration` seconds and encoded images, of so many bytes."""
+        others = self._decode_duration if num_decode_tokens else 0.0
+        if self._num_tokens:
+            others += num_prefill_tokens * self._prefill_duration / self._num_tokens
+        # What others take is an estimate, perhaps of more streams: it leaves some of the time to the images.
+        added = max(duration - others, duration / 4)
+        self._encode_duration = self._MEMORY * self._encode_duration + added
+        self._num_bytes = self._MEMORY * self._num_bytes + num_bytes

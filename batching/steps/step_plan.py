@@ -146,26 +146,44 @@ class SliceOutput(NamedTuple):
 
 
 class EncodeOrder(NamedTuple):
-    """An order to encode an image, which this sequence needs."""
+    """An order to encode pieces `[first, stop)` of an image, which this sequence needs.
+
+    The first piece begins the image; each of the others follows the one before, in the same step or a later one.
+    """
 
     sequence_id: int
     image: ImageInput
+    first: int
+    stop: int
+    num_pieces: int
+
+    @property
+    def is_last(self) -> bool:
+        """True if the image has its rows with these pieces."""
+        return self.stop == self.num_pieces
+
+    @property
+    def num_bytes(self) -> float:
+        """The part of the image's bytes that is as large as that of its pieces."""
+        return self.image.num_bytes * (self.stop - self.first) / self.num_pieces
 
     def __str__(self) -> str:
-        return f"*{self.image.num_rows}"
+        is_whole = self.first == 0 and self.is_last
+        return f"*{self.image.num_rows}" + ("" if is_whole else f"[{self.first}:{self.stop}]")
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The slices of one forward pass, and what happens before it.
 
-    slices: in the order of service, at most one per sequence.
+    slices: in the order of service, at most one per sequence; none if a step has only pieces of images.
     copies, state_copies: made before the step, in this order.
     started: the sequences of this step that the executor does not know yet.
     ended: the ids of sequences that it may forget.
     preempted: the sequences that it also forgets, because they lost their blocks; they start again later.
-    encodes: images whose rows are made before the slices, of which some have them, and kept.
-    dropped_images: the digests of images whose rows are forgotten before that.
+    encodes: images that are encoded, or pieces of them, before the slices; those whose last piece is among them
+        have rows, which are kept, for the slices of this step on.
+    dropped_images: the digests of images of which all is forgotten before that.
     """
 
     slices: tuple[Slice, ...]
@@ -201,7 +219,7 @@ class StepPlan:
 
         In this order: slices, as `sequence[start:stop]`, with `+` the number of drafts, `&` forks and `@`
         kept states; copies of blocks, `source>target`; preempted sequences, `-sequence`; copies of states,
-        `source@position>target`; images that are encoded, as `*rows`.
+        `source@position>target`; images that are encoded, as `*rows`, or as `*rows[first:stop]` of their pieces.
         """
         return " ".join(
             [

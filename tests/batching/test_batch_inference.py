@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -6,13 +6,15 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
 from batching.errors import RequestFailed
+from batching.inputs.images import PlacedImage
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.engine_turns import ALONE, Turn
 from batching.scheduling.outputs import RequestFailure
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import FakeClock, TokenRunner, expected_output, make_engine
-from tests.support.requests import make_request
+from tests.support.requests import image_of, make_request
 
 CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=8)
 
@@ -160,7 +162,7 @@ def test_paused_prompts_do_not_lengthen_the_stall_of_running_streams() -> None:
 
 def test_a_prompt_of_best_effort_is_read_in_short_steps_while_others_may_come() -> None:
     """Such a step takes as long as one of decodes: 300 ms, or 30 prompt tokens; later ones take 500 ms."""
-    engine, clock, chunks = slow_engine(10.0)
+    engine, clock, plans = slow_engine(10.0)
     engine.add(request(0, num_tokens=4, max_tokens=3))
     for _ in range(3):
         engine.step()
@@ -169,38 +171,76 @@ def test_a_prompt_of_best_effort_is_read_in_short_steps_while_others_may_come() 
     engine.step()
     clock.now += 5.0
     engine.step()
-    assert chunks == [4, 1, 1, 30, 30, 50]
+    assert chunks(plans) == [4, 1, 1, 30, 30, 50]
+
+
+def test_the_pieces_of_an_image_in_a_step_are_bounded_by_time() -> None:
+    """One takes 65 ms: beside streams 3 fit in 250 ms, alone 7 in half a second; at first none is known to fit."""
+    engine, clock, plans = slow_engine(0.25)
+
+    def ask(request_id: int, max_tokens: int = 1, *, is_best_effort: bool = False) -> None:
+        image = image_of(str(request_id).encode(), 3)
+        placed, ids = (PlacedImage(0, image),), image.token_ids
+        limits = {"max_tokens": max_tokens, "is_best_effort": is_best_effort}
+        engine.add(make_request(request_id, ids, images=placed, **limits))
+
+    def steps(num: int, turn: Turn = ALONE) -> list[str]:
+        for _ in range(num):
+            engine.step(turn)
+        return list(map(str, plans[-num:]))
+
+    ask(0, max_tokens=100)
+    assert steps(4) == ["*3[0:1]", "*3[1:8]", "0[0:4] *3[8:12]", "0[4:5]"]
+    ask(1)
+    steps(9)
+    orders = [order for plan in plans[4:] for order in plan.encodes]
+    assert [order.stop - order.first for order in orders] == [3] * 4
+    engine.abort(0)
+    ask(2, is_best_effort=True)
+    # Others may come.
+    assert steps(1) == ["*3[0:3]"]
+    clock.now += 5.0
+    assert steps(1, Turn(has_other_streams=True)) == ["*3[3:6]"]
+    assert steps(1) == ["2[0:4] *3[6:12]"]
 
 
 def chunks_beside_a_stream(max_stall: float, *requests: BatchRequest) -> list[int]:
     """Return the longest slices of five steps of a slow engine."""
-    engine, _, chunks = slow_engine(max_stall)
+    engine, _, plans = slow_engine(max_stall)
     engine.add(request(0, num_tokens=4, max_tokens=100))
     engine.step()
     engine.step()
     engine.add(*requests)
     for _ in range(5):
         engine.step()
-    assert chunks[:2] == [4, 1]
-    return chunks[2:]
+    assert chunks(plans[:2]) == [4, 1]
+    return chunks(plans[2:])
 
 
-def slow_engine(max_stall: float) -> tuple[BatchInferenceEngine, FakeClock, list[int]]:
-    """Return an engine, its clock, and the longest slice of each step.
+def chunks(plans: Sequence[StepPlan]) -> list[int]:
+    """Return the longest slices."""
+    return [max(len(s) for s in plan.slices) for plan in plans]
 
-    A prompt token costs 10 ms, a step of decodes 300.
+
+def slow_engine(max_stall: float) -> tuple[BatchInferenceEngine, FakeClock, list[StepPlan]]:
+    """Return an engine, its clock, and the plans of its steps.
+
+    A prompt token costs 10 ms, a step of decodes 300, and a piece of an image 65.
     """
-    config = SchedulerConfig(num_blocks=64, max_num_batched_tokens=256, prefill_chunk=256)
+    config = SchedulerConfig(
+        num_blocks=64, max_num_batched_tokens=256, prefill_chunk=256, num_image_pieces=12
+    )
     clock = FakeClock()
-    chunks: list[int] = []
+    plans: list[StepPlan] = []
 
     class SlowRunner(TokenRunner):
         def run(self, plan: StepPlan) -> list[SliceOutput]:
-            chunks.append(max(len(s) for s in plan.slices))
+            plans.append(plan)
             lengths = [len(s) for s in plan.slices]
             clock.now += 0.3 * (1 in lengths) + 0.01 * sum(n for n in lengths if n > 1)
+            clock.now += 0.065 * sum(order.stop - order.first for order in plan.encodes)
             return super().run(plan)
 
     scheduler = ContinuousBatchingScheduler(config)
     engine = BatchInferenceEngine(scheduler, SlowRunner(config), max_stall=max_stall, clock=clock)
-    return engine, clock, chunks
+    return engine, clock, plans

@@ -76,7 +76,7 @@ class TokenRunner:
     With a `window` it has a second pool, of layers that read the last tokens only; these must be
     the request's, and a block that it has dropped cannot be read.
 
-    The rows of an image are there after it was encoded, and until it is dropped.
+    The rows of an image are there after all its pieces were encoded, in their order, and until it is dropped.
 
     With `num_checkpoints` it has recurrent states: the state at a position is the tuple of the
     tokens before it, and a slice that does not begin with the right one fails.
@@ -98,12 +98,13 @@ class TokenRunner:
         self._window_pool = [255] * self._num_window_slots
         num_states = self._max_num_seqs + (self._num_checkpoints or 0)
         self._states: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_states)]
-        self._images: set[bytes] = set()
+        # How many pieces of each image are left.
+        self._images: dict[bytes, int] = {}
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
+        assert plan.slices or plan.encodes, "no step is empty"
         self._states_of = self.sequences.begin(plan)
-        self._images -= {*plan.dropped_images}
-        self._images |= {order.image.digest for order in plan.encodes}
+        self._encode(plan)
         for copy in plan.copies:
             source, target = (self._block(b) for b in (copy.source, copy.target))
             pool = self._window_pool if copy.is_windowed else self._pool
@@ -125,12 +126,21 @@ class TokenRunner:
         self._advance_states(plan)
         return [recorded(s, self._states_of, self._output(s)) for s in plan.slices]
 
+    def _encode(self, plan: StepPlan) -> None:
+        for digest in plan.dropped_images:
+            del self._images[digest]
+        for order in plan.encodes:
+            digest, num_left = order.image.digest, order.num_pieces - order.first
+            assert 0 <= order.first < order.stop <= order.num_pieces
+            assert self._images.get(digest) == (num_left if order.first else None)
+            self._images[digest] = order.num_pieces - order.stop
+
     def _seen(self, s: Slice) -> list[int]:
         """Return the slice's tokens as the model sees them."""
         spec = self._states_of[s.sequence_id].spec
         for start, image in spec.images:
             rows = [start + row for row in image.rows if s.start <= start + row < s.stop]
-            assert not rows or image.digest in self._images, "rows of an image that is not encoded"
+            assert not rows or self._images.get(image.digest) == 0, "rows that are not encoded"
         of_prompt = read_by_model(spec)[s.start : s.stop]
         return [*of_prompt, *s.token_ids[len(of_prompt) :]]
 

@@ -27,7 +27,7 @@ from batching.backend.builder import opening
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.platforms.cpu import sampling as native_sampling
-from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
+from batching.backend.runner.mlx_runner import EncodingStep, MLXRunner, MLXStep
 from batching.backend.sampling import slice_sampler
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Masks, Sampler
@@ -93,7 +93,7 @@ _STEP_FAULTS: Final[dict[Fault, Callable[[], None]]] = {
 class FaultyRunner(MLXRunner):
     """Fails in the middle of a step: the pool is written, no request has a token."""
 
-    def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
+    def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep | EncodingStep:
         self._states = self._sequences.begin(plan)
         return super().submit(plan, after)
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -78,8 +79,14 @@ class SlowScheduler(ContinuousBatchingScheduler):
         self._tokenizer = tokenizer
         self._due: dict[int, float] = {}
 
-    def schedule(self, max_prefill_tokens: int | None = None, *, now: float = 0.0) -> StepPlan:
-        plan = super().schedule(max_prefill_tokens, now=now)
+    def schedule(
+        self,
+        max_prefill_tokens: int | None = None,
+        max_image_bytes: float = inf,
+        *,
+        now: float = 0.0,
+    ) -> StepPlan:
+        plan = super().schedule(max_prefill_tokens, max_image_bytes, now=now)
         for started in plan.started:
             is_slow = "[[slow" in self._tokenizer.decode(started.spec.prompt)
             self._due[started.sequence_id] = now + _PREFILL_TIME * is_slow

@@ -67,6 +67,12 @@ class Family:
     image: Callable[[int], ImageInput]
     axis: int = 0
 
+    def deep(self, num_layers: int) -> Config:
+        """Return the config of a model whose tower has so many layers."""
+        of_tower = self.config["vision_config"]
+        name = "depth" if "depth" in of_tower else "num_hidden_layers"
+        return self.config | {"vision_config": of_tower | {name: num_layers}}
+
 
 def _rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)

@@ -53,11 +53,13 @@ def _engine(config: EngineConfig, model: OpenModel) -> LoadedEngine:
 
 
 def _limits(config: EngineConfig, model: OpenModel) -> SchedulerConfig:
-    """Return the scheduler's limits, with the rows of images that may be kept."""
+    """Return the scheduler's limits, with those of images."""
     if not isinstance(model.vision, OpenVision):
         return model.sizes.limits
     max_rows = config.vision_cache_mib * MIB // model.vision.row_bytes
-    return replace(model.sizes.limits, max_image_rows=max_rows)
+    return replace(
+        model.sizes.limits, max_image_rows=max_rows, num_image_pieces=model.vision.num_pieces
+    )
 
 
 def _info(config: EngineConfig, model: OpenModel) -> ModelInfo:

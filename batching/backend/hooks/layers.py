@@ -44,7 +44,7 @@ def in_slices(model: nn.Module, slices: LoadSlices) -> Iterator[None]:
 def _call_of(plain: type[nn.Module], slices: LoadSlices) -> Any:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         outputs = plain.__call__(self, *args, **kwargs)
-        mx.eval(_arrays(outputs))
+        mx.eval(output_arrays(outputs))
         with suspended():
             slices.pause()
         return outputs
@@ -52,7 +52,8 @@ def _call_of(plain: type[nn.Module], slices: LoadSlices) -> Any:
     return call
 
 
-def _arrays(outputs: Any) -> list[mx.array]:
+def output_arrays(outputs: Any) -> list[mx.array]:
+    """Return the arrays in what a module returns."""
     arrays: dict[str, Any] = {}
     tree_flatten([outputs], destination=arrays)
     return [each for each in arrays.values() if isinstance(each, mx.array)]

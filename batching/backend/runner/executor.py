@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from batching.backend.hooks.changes import Changes
 from batching.backend.memory.device import free_buffers
 from batching.backend.platform import Platform
-from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
+from batching.backend.runner.mlx_runner import EncodingStep, MLXRunner, MLXStep
 from batching.inputs.sampling_params import SamplingParams
 from batching.steps.step_plan import SliceOutput, StepPlan
 
@@ -29,7 +29,7 @@ class Executor:
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         return self._runner.run(plan)
 
-    def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
+    def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep | EncodingStep:
         return self._runner.submit(plan, after)
 
     @property

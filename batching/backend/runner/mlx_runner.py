@@ -17,7 +17,7 @@ from batching.backend.pooling.pooler import PooledRows
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
-from batching.backend.vision.images import Images
+from batching.backend.vision.images import Images, isolate_encoding
 from batching.inputs.sampling_params import SamplingParams
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
@@ -72,7 +72,7 @@ class MLXRunner:
     def can_follow(self, sampling: SamplingParams) -> bool:
         return self._sampler.can_follow(sampling)
 
-    def submit(self, plan: StepPlan, after: "MLXStep | None" = None) -> "MLXStep":
+    def submit(self, plan: StepPlan, after: "MLXStep | None" = None) -> "MLXStep | EncodingStep":
         try:
             return self._submit(plan, after)
         except Exception as error:
@@ -105,7 +105,7 @@ class MLXRunner:
             logits = logits[step.logit_rows.rows]
         return logits.squeeze(1)
 
-    def _submit(self, plan: StepPlan, after: "MLXStep | None") -> "MLXStep":
+    def _submit(self, plan: StepPlan, after: "MLXStep | None") -> "MLXStep | EncodingStep":
         expected = None if after is None else after.sampled
         sequences = self._sequences.begin(plan)
         if after is not None and plan.copies:
@@ -115,6 +115,10 @@ class MLXRunner:
         self.cache.copy_states(plan.state_copies)
         images = self._images
         encoded = [] if images is None else images.begin(plan)
+        if not plan.slices:
+            with isolate_encoding(plan.encodes, encoded):
+                mx.async_eval(encoded)
+            return EncodingStep(plan, encoded)
         step = self.cache.begin(plan.slices, plan.gone, images.positions if images else None)
         if expected is not None:
             expected.fill(step.tokens, step.attention.slices)
@@ -132,7 +136,7 @@ class MLXRunner:
             isolated = self._sampler.isolate_failures(
                 step.attention.slices, sequences, logits, written, expected
             )
-            with isolated:
+            with isolated, isolate_encoding(plan.encodes, encoded):
                 sampled = self._sampler.sample(step.logit_rows, sequences, logits, masks, expected)
                 mx.async_eval(sampled.tokens, sampled.logits, written)
         return MLXStep(
@@ -145,6 +149,7 @@ class MLXRunner:
             logits,
             sampled,
             written,
+            encoded,
             are_finite,
             hidden,
         )
@@ -163,11 +168,31 @@ class MLXRunner:
 
 
 @dataclass
+class EncodingStep:
+    """A step of nothing but pieces of an image, which are being evaluated; nothing is queued behind it."""
+
+    plan: StepPlan
+    encoded: list[mx.array]
+
+    def collect(self) -> Sequence[SliceOutput]:
+        try:
+            with isolate_encoding(self.plan.encodes, self.encoded):
+                mx.eval(self.encoded)
+        except Exception as error:
+            forget_locals(error)
+            raise
+        finally:
+            self.encoded = []
+        return []
+
+
+@dataclass
 class MLXStep:
     """A step whose arrays are being evaluated; it is collected once.
 
     logits: `[L, vocab_size]`, for the L rows of `inputs.logit_rows`.
     written: arrays of the pool and others that are evaluated together with the tokens.
+    encoded: those of them that are of images.
     are_finite: bool `[T]`, whether each row is finite; None if the model does not say.
     hidden: `[P, hidden_size]`, the hidden states of the P rows that are pooled; None without any.
     """
@@ -181,6 +206,7 @@ class MLXStep:
     logits: mx.array
     sampled: SampledTokens
     written: list[mx.array]
+    encoded: list[mx.array]
     are_finite: mx.array | None
     hidden: mx.array | None
 
@@ -195,7 +221,10 @@ class MLXStep:
             vars(self).clear()
 
     def _collect(self) -> list[SliceOutput]:
-        with self.sampler.isolate_failures(self.slices, self.sequences, self.logits, self.written):
+        isolated = self.sampler.isolate_failures(
+            self.slices, self.sequences, self.logits, self.written
+        )
+        with isolated, isolate_encoding(self.plan.encodes, self.encoded):
             mx.eval(self.sampled.tokens, self.sampled.logits, self.written)
             outputs = self.sampler.outputs(
                 self.plan.slices,

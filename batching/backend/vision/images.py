@@ -1,6 +1,7 @@
 """The images of an executor: what is encoded, and the rows and positions of images in its steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from batching.backend.vision.axis_positions import Axes, AxisPositions
 from batching.backend.vision.image_rows import ImageRows, PlacedRows
+from batching.backend.vision.pieces import Pieces
 from batching.backend.vision.tower import EncodedImage, Tower
 from batching.inputs.images import PlacedImage
 from batching.inputs.sequence_spec import SequenceSpec
@@ -39,6 +41,21 @@ class _Part(NamedTuple):
     rows: npt.NDArray[np.int64]
 
 
+@contextmanager
+def isolate_encoding(orders: Sequence[EncodeOrder], encoded: Sequence[mx.array]) -> Iterator[None]:
+    """Turn an error inside into SlicesFailed, if what is evaluated of images raises it alone as well."""
+    try:
+        yield
+    except SlicesFailed:
+        raise
+    except Exception as error:
+        try:
+            mx.eval(encoded)
+        except Exception:
+            raise SlicesFailed(order.sequence_id for order in orders) from error
+        raise
+
+
 class Images:
     """Encodes what plans order, and places the rows of images in the steps that need them.
 
@@ -49,6 +66,8 @@ class Images:
         self._tower = tower
         self._image_rows = image_rows
         self._encoded: dict[bytes, EncodedImage] = {}
+        # Those of which some pieces are left to evaluate.
+        self._begun: dict[bytes, tuple[EncodedImage, Pieces]] = {}
         self._axes: dict[int, _PromptAxes] = {}
 
     def begin(self, plan: StepPlan) -> list[mx.array]:
@@ -61,12 +80,13 @@ class Images:
             self._axes.pop(sequence_id, None)
         for digest in plan.dropped_images:
             self._encoded.pop(digest, None)
-        encoded = [self._encode(order) for order in plan.encodes]
+            self._begun.pop(digest, None)
+        encoded = [array for order in plan.encodes for array in self._encode(order)]
         if self._tower.pair_axes is not None:
             for started in plan.started:
                 if started.spec.images:
                     self._axes[started.sequence_id] = self._prompt_axes(started.spec)
-        return [array for rows in encoded for array in rows.arrays]
+        return encoded
 
     def positions(self, slices: Sequence[Slice]) -> mx.array | None:
         """Return the positions of a step's rows for rotations; None if they are those in the sequences."""
@@ -112,17 +132,27 @@ class Images:
     def reset(self) -> None:
         """Forget all images and sequences."""
         self._encoded.clear()
+        self._begun.clear()
         self._axes.clear()
         self.leave()
 
-    def _encode(self, order: EncodeOrder) -> EncodedImage:
+    def _encode(self, order: EncodeOrder) -> list[mx.array]:
+        """Return what a step evaluates of an image."""
+        digest = order.image.digest
+        if order.first == 0:
+            self._begun[digest] = self._begin(order)
+        encoded, pieces = self._begun[digest]
+        if order.is_last:
+            del self._begun[digest]
+            self._encoded[digest] = encoded
+        return pieces.take(order.stop, order.num_pieces)
+
+    def _begin(self, order: EncodeOrder) -> tuple[EncodedImage, Pieces]:
         try:
-            encoded = self._tower.encode(order.image)
+            return self._tower.encode(order.image)
         except Exception as error:
             # The code of a tower can raise anything.
             raise SlicesFailed([order.sequence_id]) from error
-        self._encoded[order.image.digest] = encoded
-        return encoded
 
     def _part(self, placed: PlacedImage, s: Slice, row: int) -> list[_Part]:
         rows = placed.start + np.array(placed.image.rows)

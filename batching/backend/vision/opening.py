@@ -27,12 +27,14 @@ class OpenVision:
     """The vision part of a model: what runs it, and what it takes.
 
     row_bytes: of an encoded row.
+    num_pieces: in which an image can be encoded.
     num_bytes: of the weights.
     """
 
     images: Images
     model: VisionModel
     row_bytes: int
+    num_pieces: int
     num_bytes: int
 
 
@@ -62,7 +64,7 @@ def open_vision(
             f"{', '.join(VISION_TYPES)} are"
         )
     try:
-        tower = load_tower(folder, config, dtype)
+        tower = load_tower(folder, config, dtype, changes)
     except NoVisionModel as error:
         return NoVision(
             f"is served without its vision part: {error}; pip install --no-deps mlx-vlm==0.7.10 adds it"
@@ -81,6 +83,7 @@ def open_vision(
         Images(tower, image_rows),
         VisionModel(folder, model_type, int(token_id)),
         _row_bytes(tower),
+        tower.num_pieces,
         sum(array.nbytes for array in tower.weights),
     )
 

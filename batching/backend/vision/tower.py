@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from mlx.utils import tree_flatten
 
+from batching.backend.hooks.changes import Changes
 from batching.backend.vision.axis_positions import Axes, pair_axes_of
 from batching.backend.vision.mlx_vlm_models import model_file
+from batching.backend.vision.pieces import Pieces, TowerLayers
 from batching.errors import ModelLoadError
 from batching.inputs.images import ImageInput
 
@@ -46,22 +48,23 @@ class Tower:
     pair_axes: which axis turns each pair of a rotation; None if rows have one position.
     """
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
+    def __init__(self, model: nn.Module, config: Config, changes: Changes) -> None:
         self._model = model
         self.pair_axes = _pair_axes(config)
         self.hidden_size = _hidden_size(config)
         _remove_text_model(model, _OnesTable(self.hidden_size))
+        self._layers = TowerLayers(model, changes)
 
-    def encode(self, image: ImageInput) -> EncodedImage:
-        """Return the rows of an image, not evaluated yet."""
-        ids = mx.array([image.token_ids], mx.int32)
-        found = self._model.get_input_embeddings(ids, mask=mx.ones_like(ids), **_inputs(image))
-        rows = mx.array(image.rows)
-        deepstack = getattr(found, "deepstack_visual_embeds", None)
-        added = () if deepstack is None else tuple(deepstack[i] for i in range(len(deepstack)))
-        if any(len(each) != image.num_rows for each in added):
-            raise ValueError(f"the tower has made {len(added[0])} rows, not {image.num_rows}")
-        return EncodedImage(found.inputs_embeds[0][rows] / self._scale, added)
+    def encode(self, image: ImageInput) -> tuple[EncodedImage, Pieces]:
+        """Return the rows of an image, not evaluated yet, and the pieces in which they are."""
+        with self._layers.recording() as outputs:
+            encoded = self._encode(image)
+        return encoded, Pieces(outputs, encoded.arrays)
+
+    @property
+    def num_pieces(self) -> int:
+        """In how many pieces of about the same work an image can be encoded."""
+        return max(1, len(self._layers))
 
     def positions(self, image: ImageInput) -> Axes:
         """Return the positions of an image's tokens in three axes from its beginning on, `[3, L]`."""
@@ -80,6 +83,16 @@ class Tower:
     def weights(self) -> list[mx.array]:
         return [*_flat(self._model).values()]
 
+    def _encode(self, image: ImageInput) -> EncodedImage:
+        ids = mx.array([image.token_ids], mx.int32)
+        found = self._model.get_input_embeddings(ids, mask=mx.ones_like(ids), **_inputs(image))
+        rows = mx.array(image.rows)
+        deepstack = getattr(found, "deepstack_visual_embeds", None)
+        added = () if deepstack is None else tuple(deepstack[i] for i in range(len(deepstack)))
+        if any(len(each) != image.num_rows for each in added):
+            raise ValueError(f"the tower has made {len(added[0])} rows, not {image.num_rows}")
+        return EncodedImage(found.inputs_embeds[0][rows] / self._scale, added)
+
     @cached_property
     def _scale(self) -> float:
         """By how much the model scales what its table returns, here ones."""
@@ -87,10 +100,11 @@ class Tower:
         return float(found.inputs_embeds[0, 0, 0])
 
 
-def load_tower(path: Path, config: Config, dtype: mx.Dtype | None) -> Tower:
+def load_tower(path: Path, config: Config, dtype: mx.Dtype | None, changes: Changes) -> Tower:
     """Load the tower of a model directory; its weights are read when they are evaluated.
 
     dtype: to which they are converted; None keeps them as they are stored.
+    changes: what is changed in Python modules is undone with them.
 
     Raises:
         NoVisionModel: mlx-vlm is not installed, or has no such model.
@@ -101,7 +115,7 @@ def load_tower(path: Path, config: Config, dtype: mx.Dtype | None) -> Tower:
     weights = _tower_weights(path, module, model)
     if dtype is not None:
         weights = {name: _converted(array, dtype) for name, array in weights.items()}
-    tower = Tower(model, config)
+    tower = Tower(model, config, changes)
     _quantize(model, config, weights)
     expected = _flat(model).keys()
     if missing := sorted(expected - weights.keys()):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from batching.backend.execution_mode import ExecutionMode
-from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
+from batching.backend.runner.mlx_runner import EncodingStep, MLXRunner, MLXStep
 from batching.backend.sampling.logit_rows import LogitRows, Sample
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler
@@ -111,7 +111,9 @@ class Kit:
         kit = self
 
         class Watched(MLXRunner):
-            def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
+            def submit(
+                self, plan: StepPlan, after: MLXStep | None = None
+            ) -> MLXStep | EncodingStep:
                 kit.before_step(plan)
                 return super().submit(plan, after)
 

@@ -19,7 +19,7 @@ from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.layers.scaling import scale_inputs
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
+from batching.backend.runner.mlx_runner import EncodingStep, MLXRunner, MLXStep
 from batching.backend.self_check.checked_model import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
@@ -75,7 +75,9 @@ class Bundled:
         bundled = self
 
         class WatchedRunner(MLXRunner):
-            def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
+            def submit(
+                self, plan: StepPlan, after: MLXStep | None = None
+            ) -> MLXStep | EncodingStep:
                 watch(plan)
                 bundled.num_following += after is not None
                 return super().submit(plan, after)

@@ -1,3 +1,7 @@
+from math import inf
+
+import pytest
+
 from batching.scheduling.stall_budget import StallBudget
 
 
@@ -101,3 +105,31 @@ def test_fewer_streams_than_before_do_not_lift_the_limit() -> None:
     for _ in range(10):
         budget.record(16, 1, 0.045 + 16 * 0.003)
     assert (budget.max_prefill_tokens(1, 1) or 1e9) <= 0.25 / 0.003
+
+
+def test_images_may_take_the_time_allowed_beside_streams_and_more_alone() -> None:
+    budget = StallBudget(0.2, 32, max_alone=0.5)
+    assert (
+        budget.max_image_bytes(has_streams=True) == 0.0 == budget.max_image_bytes(has_streams=False)
+    )
+    budget.record_images(1000.0, 0, 0, 0.1)
+    assert budget.max_image_bytes(has_streams=True) == pytest.approx(2000)
+    assert budget.max_image_bytes(has_streams=False) == pytest.approx(5000)
+    assert StallBudget(0.2, 32).max_image_bytes(has_streams=False) == inf
+
+
+def test_what_decodes_and_prompts_take_beside_an_image_is_not_its_own() -> None:
+    budget = StallBudget(0.2, 32)
+    budget.record(0, 4, 0.1)
+    budget.record(100, 0, 0.2)
+    budget.record_images(1000.0, 50, 4, 0.1 + 0.1 + 0.4)
+    assert budget.max_image_bytes(has_streams=True) == pytest.approx(500)
+    # Nor is the time of images theirs.
+    assert budget.max_prefill_tokens(1, 0, has_other_streams=True) == 50
+
+
+def test_an_image_that_adds_too_little_to_be_measured_takes_a_quarter_of_its_step() -> None:
+    budget = StallBudget(0.2, 32)
+    budget.record(0, 4, 0.1)
+    budget.record_images(1000.0, 0, 1, 0.08)
+    assert budget.max_image_bytes(has_streams=True) == pytest.approx(10_000)

@@ -1,5 +1,7 @@
 """Images in batches, against mlx-vlm's own plain forward pass: each family, each pool."""
 
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,11 +31,19 @@ from tests.support.model_files import edit_config
 from tests.support.platforms import platform_of
 from tests.support.requests import make_request
 from tests.support.tiny_models import DEVICE_KINDS
-from tests.support.vision_models import FAMILIES, Prompt, make_vision_model, plain_logits
+from tests.support.vision_models import (
+    FAMILIES,
+    Prompt,
+    make_vision_model,
+    plain_logits,
+    write_vision_model,
+)
 from tests.support.weekly import weekly_pairs
 
 TOLERANCE: Final = 1e-4
 NUM_OUTPUT: Final = 6
+# Nothing is done in that time: each step has a single piece of an image.
+IN_PIECES: Final = {"max_stall_ms": 1e-6, "max_urgent_wait_ms": 1e-6}
 
 
 def words(seed: int, count: int) -> list[int]:
@@ -102,7 +112,7 @@ def test_log_probabilities_are_those_of_the_plain_pass(
         use_gpu_kernels(native, monkeypatch)
     uses = "auto" if pool == "with native kernels" else "off"
     limits = {"prefill_chunk": 11, "max_num_batched_tokens": 16}
-    check_family(family, tmp_path / family, native=uses, **limits)
+    check_family(family, tmp_path / family, native=uses, **limits, **IN_PIECES)
 
 
 def test_a_step_with_one_row_of_an_image_is_not_run_by_the_graph_of_decodes(
@@ -111,6 +121,42 @@ def test_a_step_with_one_row_of_an_image_is_not_run_by_the_graph_of_decodes(
     use_gpu_kernels(native, monkeypatch)
     limits = {"prefill_chunk": 1, "max_num_batched_tokens": 4}
     check_family("qwen2_5_vl", tmp_path / "model", native="off", **limits)
+
+
+def test_a_stream_goes_on_between_the_pieces_of_an_image_that_starts_over_after_an_abort(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_vision_model(FAMILIES["llava"].deep(8), tmp_path)
+    prompt = Prompt.of(words(1, 2), FAMILIES["llava"].image(0), words(2, 3))
+    scored = SamplingParams(temperature=0, prompt_logprobs=0)
+    whole, aborted, again = (
+        make_request(i, prompt.token_ids, max_tokens=1, sampling=scored, images=prompt.images)
+        for i in range(3)
+    )
+    with_whole = engine_of(tmp_path)
+    try:
+        run(with_whole.engine, whole)
+    finally:
+        with_whole.close()
+    stream = make_request(3, words(3, 4), max_tokens=100)
+    loaded = engine_of(tmp_path, **IN_PIECES)
+    engine = loaded.engine
+    caplog.set_level(logging.DEBUG, "batching.batch_inference")
+    try:
+        engine.add(stream, aborted)
+        for _ in range(6):
+            engine.step()
+        engine.abort(aborted.request_id)
+        for _ in range(2):
+            engine.step()
+        engine.add(again)
+        while not again.has_ended:
+            engine.step()
+    finally:
+        loaded.close()
+    pieces = [re.search(r" 3\[.*16\[(\d):\d\]", step) for step in caplog.messages]
+    assert [int(found[1]) for found in pieces if found] == [*range(4), *range(8)]
+    assert again.prompt_logprobs == whole.prompt_logprobs
 
 
 def test_an_image_that_the_tower_does_not_take_fails_its_request_alone(tmp_path: Path) -> None:

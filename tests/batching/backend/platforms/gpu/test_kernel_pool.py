@@ -18,7 +18,7 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.gpu.kernel_pool import KernelLayerCache, kernel_cache
 from batching.backend.platforms.gpu.step_rows import KernelAttention
 from batching.backend.runner import mlx_runner
-from batching.backend.runner.mlx_runner import MLXStep
+from batching.backend.runner.mlx_runner import EncodingStep, MLXStep
 from batching.block_manager import BlockCopy, BlockTable
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
@@ -110,7 +110,7 @@ def test_steps_of_requests_with_penalties_are_queued(
     runner, made = make_runner(model.model, VOCAB_SIZE, model.checked), requests()
     submit, num_following = runner.submit, 0
 
-    def watched(plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
+    def watched(plan: StepPlan, after: MLXStep | None = None) -> MLXStep | EncodingStep:
         nonlocal num_following
         num_following += after is not None
         return submit(plan, after)
