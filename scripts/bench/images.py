@@ -104,15 +104,13 @@ async def first_tokens(engine: AsyncEngine) -> dict[str, float]:
 
 
 async def stream_rate(engine: AsyncEngine, num_images: int) -> tuple[float, float]:
-    """Return the tokens a second of streams of text, and the longest gap, with so many images beside them."""
+    """Return the tokens a second of streams of text, and the longest gap between two, with so many images beside."""
     gaps: list[float] = []
 
     async def stream(seed: int) -> None:
         spec = SequenceSpec(prompt=(seed, 2, 3, 4), max_tokens=_NUM_TOKENS)
-        last = monotonic()
-        async for _ in await engine.submit([spec]):
-            gaps.append(monotonic() - last)
-            last = monotonic()
+        times = [monotonic() async for _ in await engine.submit([spec])]
+        gaps.extend(np.diff(times))
 
     async def ask() -> None:
         for i in range(num_images):
