@@ -81,6 +81,7 @@ class SchedulerConfig(BatchLimits):
         has at least this many tokens in common with it; None starts at block boundaries only.
     max_image_rows: rows of encoded images that are kept for requests with equal images.
     num_image_pieces: how many pieces the encoding of an image has, between which steps may end.
+    max_span: the most tokens that see each other, which no step may cut; 0 if the model has no such.
 
     Raises:
         ValueError: a limit is out of range, or two of them contradict each other.
@@ -96,13 +97,19 @@ class SchedulerConfig(BatchLimits):
     min_copied_tokens: int | None = None
     max_image_rows: int = 0
     num_image_pieces: int = 1
+    max_span: int = 0
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_model_len", "window", "min_copied_tokens")
         _check_minimum(self, "num_image_pieces")
+        if self.max_span > self.least_prompt_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) leaves {self.least_prompt_tokens} "
+                f"tokens of a step to prompts, and {self.max_span} of an image see each other"
+            )
         if self.window is not None:
-            minimum = blocks_held(self.window, self.block_size)
+            minimum = blocks_held(self.window, self.block_size) + self.num_blocks_in_span
             if self.num_window_blocks < minimum:
                 raise ValueError(
                     f"num_window_blocks must be at least {minimum}, not {self.num_window_blocks}: "
@@ -116,9 +123,21 @@ class SchedulerConfig(BatchLimits):
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     @property
+    def least_prompt_tokens(self) -> int:
+        """How many tokens of a step a prompt can have beside any decodes."""
+        rows = self.max_num_seqs + self.max_drafting_rows
+        return max(0, self.max_num_batched_tokens - rows)
+
+    @property
     def num_blocks_in_chunk(self) -> int:
         """How many blocks the chunk of one prompt fills in a step."""
-        return -(-min(self.prefill_chunk, self.max_num_batched_tokens) // self.block_size)
+        chunk = min(self.prefill_chunk, self.max_num_batched_tokens)
+        return max(self.num_blocks_in_span, -(-chunk // self.block_size))
+
+    @property
+    def num_blocks_in_span(self) -> int:
+        """How many blocks the tokens fill that no step may cut."""
+        return -(-self.max_span // self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

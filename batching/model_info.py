@@ -80,11 +80,13 @@ class VisionModel:
     folder: the directory with the files of its processor.
     model_type: its type, as its config names it.
     image_token_id: the token that stands for a row of an image in a prompt.
+    max_span: the most rows of an image that see each other; 0 if they see what is before them only.
     """
 
     folder: Path
     model_type: str
     image_token_id: int
+    max_span: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ class ContinuousBatchingScheduler:
         return (
             any(goes_on(s, request) for s, request in current)
             and not self._may_make_way()
-            and self._kv.has_room_to_grow(len(running))
+            and self._kv.has_room_to_grow(running)
             and all(is_predictable(s, request, may_draft=may_draft) for s, request in current)
             and all(can_follow(r.spec.sampling) for s, r in current if s.num_samples)
         )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from batching.errors import ContextLengthExceeded, EmptyPrompt, InputTooLong, InvalidRequest
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.model_info import ModelInfo
+from batching.model_info import ModelInfo, VisionModel
 
 
 def check_request(model: ModelInfo, spec: SequenceSpec) -> None:
@@ -13,7 +13,7 @@ def check_request(model: ModelInfo, spec: SequenceSpec) -> None:
     Raises:
         EmptyPrompt: the prompt has no tokens.
         ContextLengthExceeded: the prompt and `max_tokens` do not fit the context.
-        InvalidRequest: a token id is not in the vocabulary.
+        InvalidRequest: a token id is not in the vocabulary, or an image has too many tokens.
     """
     prompt, sampling, limit = spec.prompt, spec.sampling, model.max_model_len
     if not prompt:
@@ -23,6 +23,15 @@ def check_request(model: ModelInfo, spec: SequenceSpec) -> None:
     check_token_ids(model, "prompt", (min(prompt), max(prompt)))
     check_token_ids(model, "logprob_token_ids", sampling.logprob_token_ids)
     check_token_ids(model, "logit_bias", [token_id for token_id, _ in sampling.logit_bias])
+    _check_spans(model, spec)
+
+
+def _check_spans(model: ModelInfo, spec: SequenceSpec) -> None:
+    lengths = [span.stop - span.start for placed in spec.images for span in placed.spans]
+    limit = model.vision.max_span if isinstance(model.vision, VisionModel) else 0
+    if max(lengths, default=0) > limit:
+        reason = f"an image has {max(lengths)} tokens that see each other; the limit is {limit}"
+        raise InvalidRequest("images", reason)
 
 
 def check_input(model: ModelInfo, param: str, token_ids: Sequence[int], limit: int) -> None:

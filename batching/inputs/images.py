@@ -11,6 +11,13 @@ from typing import Final, NamedTuple
 _KEY_BYTES: Final = 8
 
 
+class Span(NamedTuple):
+    """Positions `[start, stop)` of a prompt whose tokens see each other, those behind themselves too."""
+
+    start: int
+    stop: int
+
+
 class TowerArray(NamedTuple):
     """An input of a tower, by the name that the family's processor has for it, as `pixel_values`.
 
@@ -30,19 +37,31 @@ class ImageInput:
 
     token_ids: the tokens of the image, with those that the family writes around and between its rows.
     rows: which of these get their embeddings from the tower, ascending; the tower makes as many.
+    sees_ahead: rows side by side see each other, in the layers that the model has for that.
     """
 
     token_ids: tuple[int, ...]
     rows: tuple[int, ...]
     arrays: tuple[TowerArray, ...] = field(repr=False)
+    sees_ahead: bool = False
 
     def __reduce__(self) -> tuple[type["ImageInput"], tuple[object, ...]]:
         """Leave out of a message what follows from the rest."""
-        return ImageInput, (self.token_ids, self.rows, self.arrays)
+        return ImageInput, (self.token_ids, self.rows, self.arrays, self.sees_ahead)
 
     @property
     def num_rows(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Which of the tokens see each other, from the first one on."""
+        if not self.sees_ahead:
+            return ()
+        rows = frozenset(self.rows)
+        firsts = [row for row in self.rows if row - 1 not in rows]
+        lasts = [row for row in self.rows if row + 1 not in rows]
+        return tuple(Span(first, last + 1) for first, last in zip(firsts, lasts, strict=True))
 
     @property
     def num_bytes(self) -> int:
@@ -79,6 +98,11 @@ class PlacedImage(NamedTuple):
     @property
     def stop(self) -> int:
         return self.start + len(self.image.token_ids)
+
+    @property
+    def spans(self) -> list[Span]:
+        """Which tokens of the prompt see each other."""
+        return [Span(self.start + first, self.start + stop) for first, stop in self.image.spans]
 
 
 def cache_ids(prompt: Sequence[int], images: Sequence[PlacedImage]) -> list[int]:

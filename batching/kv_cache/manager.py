@@ -137,7 +137,7 @@ class KVCacheManager:
     def grow(self, request: BatchRequest) -> bool:
         """Make room for all tokens of a request; return False and change nothing if there is none.
 
-        In sliding-window layers, room for the next token suffices.  If the block that is written next is
+        In sliding-window layers, room for the least that a step can process suffices.  If the block that is written next is
         shared, it is copied first.
         """
         if self.windows is not None and not self.windows.has_room(request):
@@ -145,14 +145,14 @@ class KVCacheManager:
         if not self._grow(request):
             return False
         if self.windows is not None:
-            self.windows.grow(request, request.num_computed_tokens + 1)
+            self.windows.grow(request, request.num_computed_tokens + request.num_inseparable)
         return True
 
-    def has_room_to_grow(self, num_requests: int) -> bool:
-        """Return whether each of `num_requests` requests is certain to get room for one more token."""
-        if self.windows is not None and self.windows.block_manager.num_free_blocks < num_requests:
+    def has_room_to_grow(self, requests: Sequence[BatchRequest]) -> bool:
+        """Return whether each of these requests is certain to get room for what its next step needs."""
+        if self.windows is not None and not self.windows.has_room_for_all(requests):
             return False
-        return self.block_manager.num_free_blocks >= num_requests
+        return self.block_manager.num_free_blocks >= len(requests)
 
     def num_computable(self, request: BatchRequest, num_tokens: int) -> int:
         """Return how many of a request's next `num_tokens` tokens fit in this step."""

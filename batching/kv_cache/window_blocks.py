@@ -21,7 +21,8 @@ class WindowBlocks:
 
     There are enough blocks for one request (SchedulerConfig checks that).  More requests are admitted if
     there is room for the window of each and for a chunk of prompt.  A request with room for its next
-    token can always be computed; a chunk ends where its blocks end.
+    token, and for those that no step may cut from it, can always be computed; a chunk ends where its
+    blocks end.
 
     Only this class writes a request's `window_table`.
     """
@@ -33,6 +34,7 @@ class WindowBlocks:
         self._num_visible = blocks_in_window(config.window, config.block_size)
         self._num_held = blocks_held(config.window, config.block_size)
         self._num_in_chunk = config.num_blocks_in_chunk
+        self._num_in_span = config.num_blocks_in_span
         self._copies: list[BlockCopy] = []
         self._num_missed_tokens = 0
         self._admitted: dict[int, BatchRequest] = {}
@@ -112,12 +114,24 @@ class WindowBlocks:
         self._share(fork, first, request.window_table.block_ids[first:])
 
     def has_room(self, request: BatchRequest) -> bool:
-        """True if the next token of a request has a block of the request's own, or can get one."""
-        table, index = request.window_table, request.num_computed_tokens // self._block_size
-        is_own = index < len(table) and (
-            self.block_manager.blocks[table.block_ids[index]].ref_count == 1
+        """True if the least that a step can process of a request has blocks of its own, or can get them."""
+        return self._num_to_grow(request) <= self.block_manager.num_free_blocks
+
+    def has_room_for_all(self, requests: Sequence[BatchRequest]) -> bool:
+        """True if each of these requests is certain to have that room after the step in flight, too."""
+        num_needed = sum(
+            1 + (self._num_in_span if request.has_span_ahead else 0) for request in requests
         )
-        return is_own or self.block_manager.num_free_blocks > 0
+        return num_needed <= self.block_manager.num_free_blocks
+
+    def _num_to_grow(self, request: BatchRequest) -> int:
+        table, start = request.window_table, request.num_computed_tokens
+        index = start // self._block_size
+        is_shared = index < len(table) and (
+            self.block_manager.blocks[table.block_ids[index]].ref_count > 1
+        )
+        stop = start + request.num_inseparable
+        return max(0, self.block_manager.blocks_for(stop) - len(table)) + is_shared
 
     def max_stop(self, request: BatchRequest) -> int:
         """Return how far a request can be computed in this step, if it has room for its next token."""

@@ -34,6 +34,7 @@ class ImageProcessor:
 
     def __init__(self, model: VisionModel, image_text: str, num_processes: int) -> None:
         self._image_token_id = model.image_token_id
+        self._sees_ahead = model.max_span > 0
         self._text = image_text
         self._sandbox = Sandbox(
             str(_WORKER),
@@ -74,4 +75,4 @@ class ImageProcessor:
             at += size
         token_ids = tuple(found["token_ids"])
         rows = tuple(i for i, each in enumerate(token_ids) if each == self._image_token_id)
-        return ImageInput(token_ids, rows, tuple(arrays))
+        return ImageInput(token_ids, rows, tuple(arrays), self._sees_ahead)

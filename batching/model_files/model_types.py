@@ -23,9 +23,11 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 }
 # Types that mlx-lm has under another name, and does not map itself.
 RENAMED: Final = {"lfm2_vl": "lfm2-vl"}
-# Those whose vision part is served: their log probabilities are tested to be those of the plain pass.  Gemma's images
-# and PaliGemma's prompts see ahead, which no pool does yet; mllama attends to images across.
+# Those whose vision part is served: their log probabilities are tested to be those of the plain pass.  The prompts of
+# PaliGemma see ahead as a whole; mllama attends to images across.
 VISION_TYPES: Final = (
+    "gemma3",
+    "gemma4",
     "idefics3",
     "lfm2_vl",
     "lfm2-vl",

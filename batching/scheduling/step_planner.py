@@ -90,12 +90,45 @@ class StepPlanner:
         num_pending = [self._images.reach(r, has_streams=has_streams) for r in prefilling]
         if has_streams and self._images.has_order:
             return
+        budget = max(0, budget - self._add_saved_span(prefilling, num_pending, num_reserved))
         due_first = min(range(len(prefilling)), key=lambda i: self._running.due_key(prefilling[i]))
         granted = share_prefill_budget(num_pending, budget, self._config.prefill_chunk, due_first)
         for request, num_granted in zip(prefilling, granted, strict=True):
             # Each slice takes blocks, so that fewer are left for the next one.
-            if num_tokens := self._kv.num_computable(request, num_granted):
+            if num_tokens := self._num_uncut(request, num_granted):
                 self.slices.append(self._chunk(request, num_tokens))
+
+    def _add_saved_span(
+        self, prefilling: Sequence[BatchRequest], num_pending: list[int], num_reserved: int
+    ) -> int:
+        """Add the slice of one span for which a prompt has saved enough tokens; return how many it has.
+
+        num_pending: the tokens that each prompt may process; those of this one become 0.
+        """
+        for i, request in enumerate(prefilling):
+            most = min(request.num_saved_tokens, num_pending[i], self._budget(num_reserved))
+            least = request.num_inseparable
+            if 1 < least <= most and (num_tokens := self._num_uncut(request, least)):
+                self.slices.append(self._chunk(request, num_tokens))
+                num_pending[i] = 0
+                return num_tokens
+        return 0
+
+    def _num_uncut(self, request: BatchRequest, num_granted: int) -> int:
+        """Return how many of the tokens that a prompt was granted it can process without cutting a span.
+
+        Where a span is longer, the prompt saves its tokens until it can have all of the span in one step; nothing
+        else in a step makes it wait.
+        """
+        start, least = request.num_computed_tokens, request.num_inseparable
+        wanted = least if num_granted and not self.slices else 0
+        num_tokens = self._kv.num_computable(request, max(num_granted, wanted))
+        num_tokens = request.whole_stop(start + num_tokens) - start
+        if num_tokens < least:
+            request.num_saved_tokens += num_granted
+            return 0
+        request.num_saved_tokens = 0
+        return num_tokens
 
     def _budget(self, num_reserved: int) -> int:
         return self._config.max_num_batched_tokens - num_reserved - sum(map(len, self.slices))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from batching.block_manager import BlockCopy, BlockIds, Run
 from batching.constraints.grammar import Grammar
 from batching.constraints.protocol import AllowedTokens
-from batching.inputs.images import ImageInput, PlacedImage, TowerArray
+from batching.inputs.images import ImageInput, PlacedImage, Span, TowerArray
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingParams, PoolingType
@@ -21,7 +21,7 @@ _CLASSES: Final = (
     *(StepPlan, StartedSequence, Slice, EncodeOrder, StateCopy, BlockCopy, BlockIds, Run),
     *(SequenceSpec, SamplingParams, PoolingParams, PoolingType, Priority),
     *(AllowedTokens, Grammar, frozenset),
-    *(ImageInput, PlacedImage, TowerArray),
+    *(ImageInput, PlacedImage, Span, TowerArray),
 )
 _BY_NAME: Final = {(each.__module__, each.__qualname__): each for each in _CLASSES}
 

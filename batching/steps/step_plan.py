@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from batching.block_manager import BlockCopy, BlockIds
-from batching.inputs.images import ImageInput
+from batching.inputs.images import ImageInput, Span
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import Vector
 from batching.steps.token_output import TokenLogprobs
@@ -50,6 +50,7 @@ class Slice:
         `stop`.  States at positions after `start` are made in this step; the others are there already.
         States at all other positions are dropped.  A slice that starts at 0 starts without a state, any
         other slice with the state at `start`.
+    spans: of its tokens, positions `[start, stop)` of those that see each other, in layers that see ahead.
     """
 
     sequence_id: int
@@ -66,6 +67,7 @@ class Slice:
     num_scored: int = 0
     is_prefill: bool = False
     keep: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)

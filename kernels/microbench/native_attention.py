@@ -66,7 +66,7 @@ class FilledPool:
         num_blocks = context // _BLOCK_SIZE
         blocks = np.random.default_rng(1).permutation(num_requests * num_blocks).astype(np.int32)
         first = context - num_rows
-        slices = [(i * num_rows, num_rows, first, i * num_blocks) for i in range(num_requests)]
+        slices = [(i * num_rows, num_rows, first, i * num_blocks, 0) for i in range(num_requests)]
         positions = np.arange(first, context)
         tables = blocks.reshape(num_requests, num_blocks)[:, positions // _BLOCK_SIZE]
         slots = (tables * _BLOCK_SIZE + positions % _BLOCK_SIZE).astype(np.int32).reshape(-1)

@@ -118,7 +118,10 @@ def delta_rule(
     is_additive: bool = False,
 ) -> tuple[mx.array, mx.array]: ...
 def convolve(x: mx.array, taps: mx.array, bias: mx.array | None = None) -> mx.array: ...
-def step(slices: Int32s, tables: Int32s, slots: Int32s) -> Step: ...
+def step(slices: Int32s, tables: Int32s, slots: Int32s) -> Step:
+    """slices: `[num_slices, 5]`: first row, number of rows, position of the first, where its blocks begin in `tables`, and
+    the position before which all its rows attend to what follows them, too."""
+
 def pool(
     num_blocks: int,
     block_size: int,

@@ -337,12 +337,19 @@ struct AttentionPart {
   int first_row;  // in the step
   int num_rows;
   int first_position;
-  int span;  // the span to compute, with its result written to `partial`; -1 is all spans
+  int until;  // rows attend to what follows them before this position, too
+  int span;   // the span to compute, with its result written to `partial`; -1 is all spans
   float* partial;
   /// Blocks that the same thread will probably read next, for one head.
   const int32_t* next_blocks = nullptr;
   int num_next = 0;
   int next_head = 0;
+
+  /// The last position that a row at this one attends to.
+  ALWAYS_INLINE int last_visible(int position) const {
+    return position < until ? until - 1 : position;
+  }
+  ALWAYS_INLINE int last_position() const { return last_visible(first_position + num_rows - 1); }
 
   /// block * num_heads + head of what is read `distance` blocks after a block, those of this part
   /// ending before `num_blocks`; -1 if unknown.

@@ -30,11 +30,12 @@ namespace {
 
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Slices = nb::ndarray<const int32_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
 
-std::shared_ptr<Step> make_step(const Rows& slices, const Ints& tables, const Ints& slots) {
+std::shared_ptr<Step> make_step(const Slices& slices, const Ints& tables, const Ints& slots) {
   auto step = std::make_shared<Step>();
   for (size_t i = 0; i < slices.shape(0); i++)
-    step->slices.push_back({slices(i, 0), slices(i, 1), slices(i, 2), slices(i, 3)});
+    step->slices.push_back({slices(i, 0), slices(i, 1), slices(i, 2), slices(i, 3), slices(i, 4)});
   step->tables.assign(tables.data(), tables.data() + tables.size());
   step->slots.assign(slots.data(), slots.data() + slots.size());
   return step;

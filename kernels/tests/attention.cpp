@@ -158,8 +158,9 @@ class Case {
     const int first_block = static_cast<int>(step_.tables.size());
     for (int i = 0; i < request.num_tokens(); i += block_size())
       step_.tables.push_back(take_block(random));
+    const int until = random.chance() ? random.between(0, request.num_tokens()) : 0;
     step_.slices.push_back(
-        {step_.num_rows(), request.num_rows, request.num_before, first_block});
+        {step_.num_rows(), request.num_rows, request.num_before, first_block, until});
     auto keys = random.normal(request.num_tokens() * key_size());
     auto values = random.normal(request.num_tokens() * value_size());
     if (shape_.layout.is_latent) take_values(keys, values);
@@ -267,7 +268,7 @@ class Case {
     // Scores of normal numbers are small: no maximum needs to be taken away.
     double largest = 0;
     double total = shape_.has_sinks ? std::exp(static_cast<double>(sinks_[head])) : 0;
-    for (int key = first; key <= position; key++) {
+    for (int key = first; key <= std::max(position, slice.until - 1); key++) {
       const double weight = std::exp(score(request, slice.first_row + row, head, key));
       const float* value =
           all_values_[request].data() + key * value_size() + head / shape_.group * dim;

@@ -475,12 +475,18 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         min_copied_tokens=draw(st.sampled_from([None, 1, 2, 3])),
         max_urgent_wait_ms=draw(st.sampled_from([1.0, 500.0, None])),
     )
+    max_span = draw(st.sampled_from([0, 0, 5]))
+    if max_span:
+        rows = limits.max_num_batched_tokens + limits.max_drafting_rows + max_span
+        limits = replace(limits, max_num_batched_tokens=rows, max_span=max_span)
     if (window := draw(st.sampled_from([None, None, 1, 2, 3, 5, 9, 30]))) is not None:
-        num_blocks = blocks_held(window, limits.block_size) + draw(st.integers(0, 20))
+        num_blocks = blocks_held(window, limits.block_size) + -(-max_span // limits.block_size)
+        num_blocks += draw(st.integers(0, 20))
         limits = replace(limits, window=window, num_window_blocks=num_blocks)
     room = limits.max_request_tokens
     # Few, of which two have the same tokens.
-    images = [image_of(name, size) for name, size in ((b"a", 3), (b"b", 3), (b"c", 1), (b"d", 5))]
+    sizes = {b"a": 3, b"b": 3, b"c": 1, b"d": 5}
+    images = [image_of(name, sizes[name], sees_ahead=max_span > 0) for name in sizes]
     limits = replace(
         limits,
         max_image_rows=draw(st.sampled_from([0, 3, 6, 100])),
@@ -671,7 +677,7 @@ def test_a_plan_stays_within_its_limits_and_always_advances(
         assert 0 < plan.num_tokens <= limits.max_num_batched_tokens
         assert len(plan.slices) <= limits.max_num_seqs
         chunks = [s for s in plan.slices if s.is_prefill]
-        assert all(len(s) <= limits.prefill_chunk for s in chunks)
+        assert all(len(s) <= max(limits.prefill_chunk, limits.max_span) for s in chunks)
         assert all(len(s.drafts) <= limits.max_draft_tokens for s in plan.slices)
         num_drafts = sum(len(s.drafts) for s in plan.slices)
         assert not num_drafts or num_drafts < limits.max_drafting_rows

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from batching.config import SchedulerConfig
+from batching.inputs.images import PlacedImage
 from batching.kv_cache.window_blocks import WindowBlocks
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.fakes import TokenRunner, expected_output, make_engine, small_config
-from tests.support.requests import make_request
+from tests.support.requests import image_of, make_request
 
 WINDOW = 8
 # Of 4 tokens; a request has those of its window, and of what it computes.
@@ -269,4 +270,11 @@ def test_a_step_is_not_planned_ahead_without_blocks_for_all_windows() -> None:
     server = Server(num_window_blocks=5)
     manager = server.scheduler._kv
     assert manager.windows is not None
-    assert [manager.has_room_to_grow(num) for num in (5, 6)] == [True, False]
+    waiting = [make_request(i, [1]) for i in range(6)]
+    assert [manager.has_room_to_grow(waiting[:num]) for num in (5, 6)] == [True, False]
+    seeing = PlacedImage(0, image_of(b"cat", 5, sees_ahead=True))
+    waiting[0] = make_request(0, [1, *(0,) * 6], images=(seeing,))
+    spans = Server(num_window_blocks=5, max_span=5, max_num_batched_tokens=32)
+    manager = spans.scheduler._kv
+    # The image has two blocks more than a token.
+    assert [manager.has_room_to_grow(waiting[:num]) for num in (3, 4)] == [True, False]

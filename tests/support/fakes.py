@@ -10,7 +10,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockIds
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
-from batching.inputs.images import cache_ids
+from batching.inputs.images import Span, cache_ids
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo, Tokenizer
 from batching.pooling import PoolingParams, Vector
@@ -141,8 +141,15 @@ class TokenRunner:
         for start, image in spec.images:
             rows = [start + row for row in image.rows if s.start <= start + row < s.stop]
             assert not rows or self._images.get(image.digest) == 0, "rows that are not encoded"
+        self._check_spans(s, [span for placed in spec.images for span in placed.spans])
         of_prompt = read_by_model(spec)[s.start : s.stop]
         return [*of_prompt, *s.token_ids[len(of_prompt) :]]
+
+    def _check_spans(self, s: Slice, spans: Sequence[Span]) -> None:
+        """Tokens that see each other are there at once; those before the slice are computed."""
+        assert not any(s.start < span.stop and span.start < s.stop < span.stop for span in spans)
+        within = [Span(max(s.start, start), stop) for start, stop in spans]
+        assert list(s.spans) == [each for each in within if each.start < each.stop <= s.stop]
 
     def _read_window(self, s: Slice) -> None:
         if self._window is None:

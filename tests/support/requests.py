@@ -25,10 +25,11 @@ def make_request(
     return BatchRequest(request_id, made, arrival_time=arrival_time)
 
 
-def image_of(contents: bytes, num_rows: int) -> ImageInput:
+def image_of(contents: bytes, num_rows: int, *, sees_ahead: bool = False) -> ImageInput:
     """Return an image with a token before its rows."""
     pixels = TowerArray("pixels", "|u1", (len(contents),), contents)
-    return ImageInput((1, *(0,) * num_rows), tuple(range(1, num_rows + 1)), (pixels,))
+    rows = tuple(range(1, num_rows + 1))
+    return ImageInput((1, *(0,) * num_rows), rows, (pixels,), sees_ahead)
 
 
 def slice_of(

@@ -1,8 +1,10 @@
 """Tiny vision models with random weights, one of each family, as directories that both libraries load."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from transformers import PreTrainedTokenizerFast
 
 from batching.backend.vision.mlx_vlm_models import model_file
+from batching.backend.vision.seeing_ahead import SeeingAhead, seeing_ahead_of
 from batching.backend.vision.tower import whole_model
 from batching.inputs.images import ImageInput, PlacedImage, TowerArray
 from tests.support.byte_tokenizers import byte_vocabulary
@@ -73,6 +76,10 @@ class Family:
         name = "depth" if "depth" in of_tower else "num_hidden_layers"
         return self.config | {"vision_config": of_tower | {name: num_layers}}
 
+    @property
+    def seeing_ahead(self) -> SeeingAhead | None:
+        return seeing_ahead_of(self.config)
+
 
 def _rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
@@ -102,7 +109,7 @@ def _with_grid(patch: int) -> Callable[[int], ImageInput]:
 
 
 def _of_rows(
-    num_rows: int, **arrays: Callable[[np.random.Generator], Any]
+    num_rows: int, sees_ahead: bool = False, **arrays: Callable[[np.random.Generator], Any]
 ) -> Callable[[int], ImageInput]:
     def make(seed: int) -> ImageInput:
         rng = _rng(seed)
@@ -110,6 +117,7 @@ def _of_rows(
             (IMAGE,) * num_rows,
             tuple(range(num_rows)),
             tuple(_array(name, np.asarray(of(rng))) for name, of in arrays.items()),
+            sees_ahead,
         )
 
     return make
@@ -299,6 +307,93 @@ _FAMILIES: Final[Mapping[str, Family]] = {
 }
 
 
+_GEMMA4: Final[Config] = {
+    **_TOKENS,
+    "model_type": "gemma4",
+    "audio_config": None,
+    "boi_token_id": BEGIN,
+    "eoi_token_id": END,
+    "vision_soft_tokens_per_image": 16,
+    "hidden_size": 64,
+    "text_config": {
+        **_TEXT,
+        "model_type": "gemma4_text",
+        "tie_word_embeddings": True,
+        "num_hidden_layers": 5,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "sliding_window": 20,
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+        "use_double_wide_mlp": False,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1000000.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "vision_config": {
+        **_VISION,
+        "model_type": "gemma4_vision",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "default_output_length": 16,
+        "position_embedding_size": 64,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+    },
+}
+_SEEING: Final[Config] = _GEMMA4 | {
+    "text_config": _GEMMA4["text_config"] | {"use_bidirectional_attention": "vision"}
+}
+# 16 rows of four patches each.
+_GEMMA4_PIXELS: Final = _pixels(1, 3, 32, 32)
+_GEMMAS: Final[Mapping[str, Family]] = {
+    "gemma3": Family(
+        {
+            **_TOKENS,
+            "model_type": "gemma3",
+            "image_token_index": IMAGE,
+            "pad_token_id": END,
+            "hidden_size": 64,
+            "mm_tokens_per_image": 16,
+            "text_config": {
+                **_TEXT,
+                "model_type": "gemma3_text",
+                "query_pre_attn_scalar": 16,
+                "rope_theta": 1000000.0,
+                "sliding_window": 20,
+                "sliding_window_pattern": 3,
+                "mm_tokens_per_image": 16,
+            },
+            "vision_config": {
+                **_VISION,
+                "model_type": "siglip_vision_model",
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 56,
+                "patch_size": 7,
+            },
+        },
+        _of_rows(16, True, pixel_values=_pixels(1, 3, 56, 56)),
+    ),
+    "gemma4": Family(_SEEING, _of_rows(16, True, pixel_values=_GEMMA4_PIXELS)),
+    "gemma4-causal": Family(_GEMMA4, _of_rows(16, pixel_values=_GEMMA4_PIXELS)),
+}
+
+
 def _variant(family: Family, model_type: str, *of_parts: str, **of_text: Any) -> Family:
     """Return a family that differs from another one in its types, of text and tower too, and its text model."""
     config = family.config
@@ -319,6 +414,7 @@ _EXPERTS: Final[Config] = {
 }
 FAMILIES: Final[Mapping[str, Family]] = {
     **_FAMILIES,
+    **_GEMMAS,
     "qwen2_vl": Family(
         {
             **_TOKENS,
@@ -376,7 +472,8 @@ def _random(path: str, array: mx.array) -> mx.array:
         return array
     values = mx.random.normal(array.shape)
     if "norm" in path and array.ndim == 1:
-        return 1 + 0.1 * values
+        # Gemma 4 does not scale its scores: steep ones would make much of little.
+        return (0.3 if "q_norm" in path else 1.0) + 0.1 * values
     return values * (0.9 / max(1, array.shape[-1]) ** 0.5 if array.ndim > 1 else 0.2)
 
 
@@ -406,12 +503,12 @@ class Prompt:
         return cls(tuple(ids), tuple(images))
 
 
-def plain_logits(model: Any, prompt: Prompt, output: Sequence[int], axis: int = 0) -> mx.array:
+def plain_logits(model: Any, prompt: Prompt, output: Sequence[int], family: Family) -> mx.array:
     """Return mlx-vlm's logits of a prompt and an output that is given, `[L, vocab_size]`, token by token behind the prompt."""
     ids = mx.array([prompt.token_ids])
     images = [placed.image.arrays for placed in prompt.images]
     inputs = {
-        arrays[0].name: mx.array(np.concatenate([_values(array) for array in arrays], axis))
+        arrays[0].name: mx.array(np.concatenate([_values(array) for array in arrays], family.axis))
         for arrays in zip(*images, strict=True)
     }
     found = model.get_input_embeddings(
@@ -420,10 +517,40 @@ def plain_logits(model: Any, prompt: Prompt, output: Sequence[int], axis: int = 
     text = model.language_model
     cache = text.make_cache() if hasattr(text, "make_cache") else _caches(model)
     others = {k: v for k, v in found.to_dict().items() if v is not None and k != "inputs_embeds"}
-    logits = [text(ids, inputs_embeds=found.inputs_embeds, cache=cache, **others).logits]
+    with _masks_of(prompt, family.config["model_type"], family.seeing_ahead):
+        logits = [text(ids, inputs_embeds=found.inputs_embeds, cache=cache, **others).logits]
     deltas = {} if found.rope_deltas is None else {"rope_deltas": found.rope_deltas}
     logits += [text(mx.array([[token]]), cache=cache, **deltas).logits for token in output]
     return mx.concatenate(logits, axis=1)[0]
+
+
+@contextmanager
+def _masks_of(prompt: Prompt, model_type: str, seeing: SeeingAhead | None) -> Iterator[None]:
+    """Let rows of images see each other as transformers writes it, which mlx-vlm's files do not."""
+    if seeing is None:
+        yield
+        return
+    language: Any = import_module(f"mlx_vlm.models.{model_type}.language")
+    causal = language.create_attention_mask
+    at = np.arange(len(prompt.token_ids))
+    groups = np.full(len(at), -1)
+    for i, (start, stop) in enumerate(span for placed in prompt.images for span in placed.spans):
+        groups[start:stop] = i
+    same = (groups[:, None] == groups) & (groups >= 0)
+
+    def mask(h: mx.array, cache: Any, window_size: int | None = None, **others: Any) -> Any:
+        if window_size is None and seeing.only_windowed:
+            return causal(h, cache, window_size=window_size, **others)
+        seen = (at <= at[:, None]) | same
+        if window_size is not None:
+            seen &= at > at[:, None] - window_size
+        return mx.array(seen)
+
+    language.create_attention_mask = mask
+    try:
+        yield
+    finally:
+        language.create_attention_mask = causal
 
 
 def _values(array: TowerArray) -> Any:

@@ -1,7 +1,7 @@
 """Opens a model: on the platform that is chosen, or on those that follow where it is not right or does not run."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from batching.backend.builder.sizing import Sizes, sizes_of
@@ -155,15 +155,12 @@ def _opened(
     _warn(config, checked)
     if not checked.selection.is_hooked:
         hidden_size = None
-    vision = open_vision(
-        loaded.source, loaded.model, checked.platform.weights_dtype, changes, slices
-    )
-    num_bytes = prepared.num_bytes
+    vision, checked = _vision(config, loaded, checked, changes, slices)
+    num_bytes, max_span = prepared.num_bytes, 0
     if isinstance(vision, OpenVision):
         num_bytes += vision.num_bytes
-    elif vision != TEXT_ONLY:
-        logger.warning("%s %s", config.model_id, vision.reason)
-    sizes = sizes_of(config, checked, loaded.max_model_len, num_bytes)
+        max_span = vision.model.max_span
+    sizes = sizes_of(config, checked, loaded.max_model_len, num_bytes, max_span)
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     images = vision.images if isinstance(vision, OpenVision) else None
     runner = _runner(loaded, checked, sizes.limits, head, images)
@@ -171,6 +168,31 @@ def _opened(
     return OpenModel(
         prepared, executor, checked.platform, checked.result, sizes, embeddings, vision
     )
+
+
+def _vision(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    checked: CheckedModel,
+    changes: Changes,
+    slices: LoadSlices,
+) -> tuple[OpenVision | NoVision, CheckedModel]:
+    """Open the vision part of a model; return it, and the model with the layers in which images see ahead."""
+    vision = open_vision(
+        loaded.source,
+        loaded.model,
+        checked.platform.weights_dtype,
+        changes,
+        slices,
+        config.scheduler_config(1, 1).least_prompt_tokens,
+    )
+    if isinstance(vision, NoVision):
+        if vision != TEXT_ONLY:
+            logger.warning("%s %s", config.model_id, vision.reason)
+    elif vision.seeing_ahead is not None:
+        layout = checked.layout.seeing_ahead(only_windowed=vision.seeing_ahead.only_windowed)
+        checked = replace(checked, layout=layout)
+    return vision, checked
 
 
 def _warn(config: EngineConfig, checked: CheckedModel) -> None:

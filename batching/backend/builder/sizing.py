@@ -27,12 +27,17 @@ class Sizes:
 
 
 def sizes_of(
-    config: EngineConfig, checked: CheckedModel, declared: int | None, weights: int
+    config: EngineConfig,
+    checked: CheckedModel,
+    declared: int | None,
+    weights: int,
+    max_span: int = 0,
 ) -> Sizes:
     """Return how much of the free memory the pool and the states of a model take.
 
     weights: the bytes of the model's weights.
     declared: the context length in tokens that the model declares; None if it declares none.
+    max_span: the most tokens that no step may cut.
 
     Raises:
         ModelLoadError: there is not enough memory for one request, or for a size that is set.
@@ -41,7 +46,7 @@ def sizes_of(
     context = config.model_context(declared)
     longest = min(config.max_model_len or context, context)
     states = state_size(config, layout.state_bytes(longest), has_state=layout.has_state)
-    limits = _limits(config, checked, context, states)
+    limits = replace(_limits(config, checked, context, states), max_span=max_span)
     block = _block_bytes(layout, limits)
     granted = None if config.memory_budget is None else config.memory_budget - weights
     size = pool_size(config, block, context, reserved=states.num_bytes, granted=granted)

@@ -1,6 +1,6 @@
 """The arrays that each layer of a model keeps of a request, as found out by one forward pass at load."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +23,7 @@ class LayerShape(NamedTuple):
     latent_dim: the layer keeps one latent of this size and one rotated key per token, side by side as a
         key (latent attention); 0 for other layers.
     soft_cap: a score becomes `soft_cap * tanh(score / soft_cap)`; 0 is no cap.
+    sees_ahead: tokens of a span see each other, and not only those before them.
     """
 
     num_heads: int
@@ -35,6 +36,7 @@ class LayerShape(NamedTuple):
     latent_dim: int = 0
     soft_cap: float = 0.0
     is_chunked: bool = False
+    sees_ahead: bool = False
 
     @property
     def is_latent(self) -> bool:
@@ -136,11 +138,19 @@ class CacheLayout:
 
     def with_dtype(self, dtype: mx.Dtype) -> "CacheLayout":
         """Return the layout with keys and values in another type; states stay as they are."""
+        return self._changed(lambda shape: shape.with_dtype(dtype))
 
+    def seeing_ahead(self, *, only_windowed: bool) -> "CacheLayout":
+        """Return the layout with layers that see ahead: all, or those that attend to a window."""
+        return self._changed(
+            lambda shape: shape._replace(sees_ahead=shape.window is not None or not only_windowed)
+        )
+
+    def _changed(self, change: Callable[[LayerShape], LayerShape]) -> "CacheLayout":
         def changed(layer: LayerLayout) -> LayerLayout:
             if isinstance(layer, Several):
                 return Several(tuple(map(changed, layer.parts)))
-            return layer.with_dtype(dtype) if isinstance(layer, LayerShape) else layer
+            return change(layer) if isinstance(layer, LayerShape) else layer
 
         return CacheLayout(tuple(map(changed, self.layers)))
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.block_manager import BlockIds
+from batching.inputs.images import Span
 from batching.steps.step_plan import Slice
 
 # From this many tokens on, a call of its own costs a row less than copying its keys.
@@ -203,7 +204,7 @@ class StepAttention:
         self._views_chunks = views_chunks
         self._bundles = _bundle(slices, block_size, views_decodes)
         self.slices = [s for bundle in self._bundles for s in bundle]
-        self._groups: dict[SlidingWindow | None, list[RowGroup]] = {}
+        self._groups: dict[tuple[SlidingWindow | None, bool], list[RowGroup]] = {}
 
     def windowed(self) -> "StepAttention":
         """Return how the same rows attend in layers with blocks of their own."""
@@ -224,25 +225,35 @@ class StepAttention:
         soft_cap: float = 0.0,
         window: SlidingWindow | None = None,
         sinks: mx.array | None = None,
+        sees_ahead: bool = False,
     ) -> mx.array:
-        """Attend all rows, `[num_rows, num_query_heads, 1, head_dim]` in and out."""
+        """Attend all rows, `[num_rows, num_query_heads, 1, head_dim]` in and out.
+
+        sees_ahead: rows of a span see each other.
+        """
         outputs: list[mx.array] = []
         start = 0
-        for group in self.groups(window):
+        for group in self.groups(window, sees_ahead=sees_ahead):
             stop = start + group.num_rows
             outputs.append(group.attend(queries[start:stop], pool, scale, soft_cap, sinks))
             start = stop
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
-    def groups(self, window: SlidingWindow | None) -> list[RowGroup]:
-        if window not in self._groups:
-            self._groups[window] = [self._group(bundle, window) for bundle in self._bundles]
-        return self._groups[window]
+    def groups(self, window: SlidingWindow | None, *, sees_ahead: bool = False) -> list[RowGroup]:
+        key = window, sees_ahead
+        if key not in self._groups:
+            self._groups[key] = [self._group(bundle, *key) for bundle in self._bundles]
+        return self._groups[key]
 
-    def _group(self, bundle: list[Slice], window: SlidingWindow | None) -> RowGroup:
+    def _group(
+        self, bundle: list[Slice], window: SlidingWindow | None, sees_ahead: bool
+    ) -> RowGroup:
         tables = [s.table(is_windowed=self._is_windowed) for s in bundle]
         if len(bundle[0]) > 1:
-            return _chunk(bundle[0], tables[0], self._block_size, window, self._views_chunks)
+            spans = bundle[0].spans if sees_ahead else ()
+            return _chunk(
+                bundle[0], tables[0], self._block_size, window, spans, views=self._views_chunks
+            )
         if self._views_decodes and len(bundle) == len(tables[0].runs) == 1:
             return _decode_view(bundle[0], tables[0], self._block_size, window)
         return _decodes(bundle, tables, self._block_size, window)
@@ -306,7 +317,13 @@ def _decode_view(
 
 
 def _chunk(
-    s: Slice, table: BlockIds, block_size: int, window: SlidingWindow | None, views: bool
+    s: Slice,
+    table: BlockIds,
+    block_size: int,
+    window: SlidingWindow | None,
+    spans: Sequence[Span],
+    *,
+    views: bool,
 ) -> RowGroup:
     first = _first_block(s.start, block_size, window)
     start = first * block_size
@@ -317,13 +334,22 @@ def _chunk(
     else:
         blocks = np.array([table.block_ids[first : -(-s.stop // block_size)]])
         context = GatheredContext(blocks, block_size, s.stop - start)
-    return RowGroup(len(s), True, context, _chunk_mask(s, start, window))
+    return RowGroup(len(s), True, context, _chunk_mask(s, start, window, spans))
 
 
-def _chunk_mask(s: Slice, start: int, window: SlidingWindow | None) -> mx.array | str:
+def _chunk_mask(
+    s: Slice, start: int, window: SlidingWindow | None, spans: Sequence[Span]
+) -> mx.array | str:
     """MLX aligns "causal" to the end of the keys, which is the end of the chunk."""
-    if window is None or window.first(s.stop - 1) <= start:
+    is_bounded = window is not None and window.first(s.stop - 1) > start
+    if not is_bounded and not spans:
         return "causal"
     queries = np.arange(s.start, s.stop)[:, None]
     keys = np.arange(start, s.stop)
-    return mx.array((keys <= queries) & (keys >= window.first(queries)))
+    lasts = queries.copy()
+    for span in spans:
+        lasts[span.start - s.start : span.stop - s.start] = span.stop - 1
+    visible = keys <= lasts
+    if window is not None:
+        visible &= keys >= window.first(queries)
+    return mx.array(visible)

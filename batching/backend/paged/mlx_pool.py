@@ -75,6 +75,7 @@ class DeviceLayerCache(LayerCache):
             soft_cap=self.shape.soft_cap,
             window=window,
             sinks=sinks,
+            sees_ahead=self.shape.sees_ahead,
         )
 
     def flush(self) -> None:

@@ -14,6 +14,7 @@ from batching.backend.vision.image_rows import ImageRows, hook_image_rows
 from batching.backend.vision.images import Images
 from batching.backend.vision.mlx_vlm_models import NoVisionModel
 from batching.backend.vision.rotate_axes import hook_axes
+from batching.backend.vision.seeing_ahead import SeeingAhead, seeing_ahead_of
 from batching.backend.vision.tower import Tower, load_tower
 from batching.engine.load_slices import LoadSlices
 from batching.model_files.model_types import VISION_TYPES
@@ -29,6 +30,7 @@ class OpenVision:
     row_bytes: of an encoded row.
     num_pieces: in which an image can be encoded.
     num_bytes: of the weights.
+    seeing_ahead: in which layers rows of an image see each other; None if they are causal.
     """
 
     images: Images
@@ -36,6 +38,7 @@ class OpenVision:
     row_bytes: int
     num_pieces: int
     num_bytes: int
+    seeing_ahead: SeeingAhead | None
 
 
 def open_vision(
@@ -44,11 +47,13 @@ def open_vision(
     dtype: mx.Dtype | None,
     changes: Changes,
     slices: LoadSlices,
+    most_uncut: int,
 ) -> OpenVision | NoVision:
     """Load the tower of a model, and hook its rows into the text model.
 
     source: the directory of the model, or a file, which has none.
     dtype: of the tower's weights; None keeps them as they are stored.
+    most_uncut: how many tokens of one prompt any step has room for.
 
     Raises:
         ModelLoadError: weights are missing.
@@ -62,6 +67,12 @@ def open_vision(
         return NoVision(
             f"is served without its vision part: images of the type {model_type} are not supported; those of "
             f"{', '.join(VISION_TYPES)} are"
+        )
+    seeing = seeing_ahead_of(config)
+    if seeing is not None and seeing.max_rows > most_uncut:
+        return NoVision(
+            f"is served without its vision part: {seeing.max_rows} tokens of an image see each other, and a step "
+            f"has room for {most_uncut} of a prompt: a larger max_num_batched_tokens would do"
         )
     try:
         tower = load_tower(folder, config, dtype, changes)
@@ -81,10 +92,11 @@ def open_vision(
         hook_axes(model, changes)
     return OpenVision(
         Images(tower, image_rows),
-        VisionModel(folder, model_type, int(token_id)),
+        VisionModel(folder, model_type, int(token_id), seeing.max_rows if seeing else 0),
         _row_bytes(tower),
         tower.num_pieces,
         sum(array.nbytes for array in tower.weights),
+        seeing,
     )
 
 

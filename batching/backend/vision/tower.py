@@ -52,7 +52,7 @@ class Tower:
         self._model = model
         self.pair_axes = _pair_axes(config)
         self.hidden_size = _hidden_size(config)
-        _remove_text_model(model, _OnesTable(self.hidden_size))
+        _remove_text_model(model)
         self._layers = TowerLayers(model, changes)
 
     def encode(self, image: ImageInput) -> tuple[EncodedImage, Pieces]:
@@ -140,23 +140,23 @@ def whole_model(module: Any, config: Config) -> nn.Module:
 
 
 class _OnesTable(nn.Module):
-    """Stands for the table of embeddings, of which a tower needs no row."""
+    """Stands for a table of embeddings, of which a tower needs no row."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, table: nn.Embedding) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._hidden_size = hidden_size
+        self._size = table.weight.shape[1]
 
     def __call__(self, ids: mx.array) -> mx.array:
-        return mx.ones((*ids.shape, self._hidden_size))
+        return mx.ones((*ids.shape, self._size))
 
 
-def _remove_text_model(model: nn.Module, table: _OnesTable) -> None:
+def _remove_text_model(model: nn.Module) -> None:
     """Keep of the text model what computes positions."""
     text = model[_TEXT_MODEL]
     for owner in text.modules():
         for name, child in list(owner.items()):
             if isinstance(child, nn.Embedding):
-                owner[name] = table
+                owner[name] = _OnesTable(child)
             elif isinstance(child, nn.Module) and not child.get("layers") and name != "model":
                 del owner[name]
         if "layers" in owner:

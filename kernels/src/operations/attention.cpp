@@ -55,10 +55,10 @@ Plan make_plan(const AttentionArgs& args, const Step& step, int num_threads) {
         const int num_rows = std::min(tile_rows, s.num_rows - row);
         const int position = s.first_position + row;
         AttentionPart part{step.tables.data() + s.first_block, head,     s.first_row + row,
-                           num_rows,                           position, -1,
-                           nullptr};
+                           num_rows,                           position, s.until,
+                           -1,                                 nullptr};
         const int first_span = args.first_visible(position) / span_keys;
-        const int num_spans = (position + num_rows - 1) / span_keys + 1 - first_span;
+        const int num_spans = part.last_position() / span_keys + 1 - first_span;
         if (!splits_spans || num_spans == 1) {
           plan.parts.push_back(part);
           continue;
@@ -98,7 +98,7 @@ void assign_partials(Plan& plan, int group, const PoolLayout& pool) {
 /// threads read the same keys.
 void deal(std::vector<AttentionPart>& parts, int span_keys) {
   const auto cost = [&](const AttentionPart& part) {
-    const int keys = part.span < 0 ? part.first_position + part.num_rows : span_keys;
+    const int keys = part.span < 0 ? part.last_position() + 1 : span_keys;
     const uint64_t exact = static_cast<uint64_t>(keys) * part.num_rows;
     const int ignored = std::max(0, static_cast<int>(std::bit_width(exact)) - 3);
     return exact >> ignored << ignored;
@@ -121,7 +121,7 @@ void link_prefetches(std::vector<AttentionPart>& parts, const AttentionArgs& arg
     const AttentionPart& after = parts[i + 1];
     const int first_block = args.first_visible(after.first_position) / args.pool.block_size;
     const int span = after.span < 0 ? first_block / args.span_blocks : after.span;
-    const int last = (after.first_position + after.num_rows - 1) / args.pool.block_size;
+    const int last = after.last_position() / args.pool.block_size;
     parts[i].next_blocks = after.blocks + span * args.span_blocks;
     parts[i].num_next = std::min(args.span_blocks, last + 1 - span * args.span_blocks);
     parts[i].next_head = after.head;

@@ -15,6 +15,7 @@ struct Slice {
   int num_rows;
   int first_position;
   int first_block;  // index into the tables
+  int until = 0;    // its rows attend to what follows them before this position, too
 };
 
 /// The rows of one step, shared by all layers.

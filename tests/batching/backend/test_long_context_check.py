@@ -34,10 +34,11 @@ def plant_cudas_view(monkeypatch: pytest.MonkeyPatch, *, in_windows: bool = Fals
     """
     plain = StepAttention.groups
 
-    def groups(self: StepAttention, window: SlidingWindow | None) -> list[RowGroup]:
-        if in_windows and window is None:
-            return plain(self, window)
-        return [misread(group) for group in plain(self, window)]
+    def groups(
+        self: StepAttention, window: SlidingWindow | None, *, sees_ahead: bool = False
+    ) -> list[RowGroup]:
+        found = plain(self, window, sees_ahead=sees_ahead)
+        return found if in_windows and window is None else [misread(group) for group in found]
 
     monkeypatch.setattr(StepAttention, "groups", groups)
 

@@ -26,6 +26,7 @@ from batching.errors import (
     RequestFailed,
     SlowReader,
 )
+from batching.inputs.images import PlacedImage
 from batching.inputs.sampling_params import SamplingParams
 from batching.priority_queue import Priority
 from batching.steps.observer import NewTokens, Observers, SequenceStats, StepRecord
@@ -40,7 +41,7 @@ from tests.support.fakes import (
     expected_output,
     loaded_engine,
 )
-from tests.support.requests import specs
+from tests.support.requests import image_of, specs
 
 pytestmark = pytest.mark.anyio
 
@@ -204,6 +205,14 @@ async def test_a_bias_for_an_unknown_token_is_rejected() -> None:
         with pytest.raises(InvalidRequest, match="token id 99 is not in") as caught:
             thread.check(specs([[1]], max_tokens=1, sampling=sampling))
         assert caught.value.param == "logit_bias"
+
+
+async def test_an_image_of_which_a_step_would_not_hold_the_rows_is_rejected() -> None:
+    async with running() as (thread, _):
+        image = PlacedImage(0, image_of(b"cat", 3, sees_ahead=True))
+        asked = specs([image.image.token_ids], max_tokens=1, images=(image,))
+        with pytest.raises(InvalidRequest, match="3 tokens that see each other; the limit is 0"):
+            thread.check(asked)
 
 
 async def test_a_failed_step_raises_in_its_streams_and_the_engine_continues() -> None:

@@ -113,7 +113,7 @@ class KernelLayerCache(LayerCache):
                 sinks=self._padded_sinks(sinks),
             )
             outputs.append(decoded[:, :, None])
-        for chunk in attention.chunks(window):
+        for chunk in attention.chunks(window, sees_ahead=self.shape.sees_ahead):
             stop = start + chunk.num_rows
             keys, values = self._gathered(chunk.context, written, queries.dtype)
             output = chunk.attend_to(

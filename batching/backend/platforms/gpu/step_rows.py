@@ -27,8 +27,8 @@ class KernelAttention:
     ) -> None:
         self._block_size = block_size
         self._is_windowed = is_windowed
-        self._decoded = [s for s in slices if len(s) <= _MAX_DECODED]
-        chunks = [s for s in slices if len(s) > _MAX_DECODED]
+        self._decoded = [s for s in slices if len(s) <= _MAX_DECODED and not s.spans]
+        chunks = [s for s in slices if len(s) > _MAX_DECODED or s.spans]
         self.slices = [*self._decoded, *chunks]
         self.num_decoded = sum(map(len, self._decoded))
         self._chunks = StepAttention(
@@ -54,9 +54,9 @@ class KernelAttention:
             self._positions = mx.pad(positions, (0, num_missing)) if num_missing > 0 else positions
         return self._positions
 
-    def chunks(self, window: SlidingWindow | None) -> list[RowGroup]:
+    def chunks(self, window: SlidingWindow | None, *, sees_ahead: bool = False) -> list[RowGroup]:
         """Return how the rows of each chunk attend, in their order."""
-        return self._chunks.groups(window)
+        return self._chunks.groups(window, sees_ahead=sees_ahead)
 
     def decodes(self, window: SlidingWindow | None) -> DecodeRows:
         """Return what the rows before those of chunks see."""

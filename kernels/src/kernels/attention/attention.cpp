@@ -241,7 +241,7 @@ void native::NATIVE_ISA::attend(const AttentionArgs& args, const AttentionPart& 
   float* query_scales = arena.allocate(MAX_TILE);
   load_queries(args, part, group, stride, queries);
   if (method.round) method.round(queries, size, stride, pool.key_dim, query_scales);
-  const Tile tile{part.first_position, part.num_rows, group, stride, queries, query_scales};
+  const Tile tile{part, group, stride, queries, query_scales};
   const Scratch scratch{arena.allocate(static_cast<size_t>(MAX_TILE) * pool.group_columns()),
                         arena.allocate(pool.key_size() > pool.value_size() ? pool.key_size()
                                                                           : pool.value_size()),
@@ -257,7 +257,7 @@ void native::NATIVE_ISA::attend(const AttentionArgs& args, const AttentionPart& 
   const Partial result = arena.partial(size, pool.value_stride());
   const Partial more = arena.partial(size, pool.value_stride());
   init_partial(args, part.head, size, group, result);
-  const int first_block = args.first_visible(tile.first_position) / pool.block_size;
+  const int first_block = args.first_visible(part.first_position) / pool.block_size;
   const int first_span = first_block / args.span_blocks;
   for (int first = first_span * args.span_blocks; first < num_blocks; first += args.span_blocks) {
     const int next = first + args.span_blocks;

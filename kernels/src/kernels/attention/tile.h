@@ -22,16 +22,15 @@ static_assert(MAX_TILE % LANES == 0);
 
 /// Scaled query vectors: rows of the step times query heads that share a key head.
 struct Tile {
-  int first_position;
-  int num_rows;
+  const AttentionPart& part;
   int group;  // query heads per key head
   int stride;
   const float* queries;  // [size][stride]
   const float* scales;   // of integers
 
-  int size() const { return num_rows * group; }
-  int position(int m) const { return first_position + m / group; }
-  int last_position() const { return first_position + num_rows - 1; }
+  int size() const { return part.num_rows * group; }
+  int position(int m) const { return part.first_position + m / group; }
+  int last_position() const { return part.last_position(); }
 };
 
 struct Scratch {
@@ -71,7 +70,7 @@ ALWAYS_INLINE void finish_scores(const AttentionArgs& args, const Tile& tile, in
         store(row + j, splat(args.soft_cap) * tanh(load(row + j) / splat(args.soft_cap)));
     const int position = tile.position(m);
     const int first = args.first_visible(position) - first_key;
-    int next = position + 1 - first_key;
+    int next = tile.part.last_visible(position) + 1 - first_key;
     next = next < num_keys ? next : num_keys;
     if (first > 0 || next < width) mask(row, width, first, next);
   }

@@ -2,6 +2,8 @@
 
 import logging
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +27,7 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.model_files.description import describe
 from batching.model_info import NoVision
 from batching.request import BatchRequest
-from batching.scheduling.outputs import RequestFailure
+from batching.scheduling.outputs import RequestFailure, RequestOutput
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import edit_config
 from tests.support.platforms import platform_of
@@ -41,9 +43,11 @@ from tests.support.vision_models import (
 from tests.support.weekly import weekly_pairs
 
 TOLERANCE: Final = 1e-4
-NUM_OUTPUT: Final = 6
+# Enough that some are preempted, although they do not all decode at once.
+NUM_OUTPUT: Final = 12
 # Nothing is done in that time: each step has a single piece of an image.
 IN_PIECES: Final = {"max_stall_ms": 1e-6, "max_urgent_wait_ms": 1e-6}
+BLOCK_SIZE: Final = 4
 
 
 def words(seed: int, count: int) -> list[int]:
@@ -59,44 +63,80 @@ def prompts_of(family: str) -> list[Prompt]:
     ]
 
 
+def next_prompt_of(family: str, seed: int) -> Prompt:
+    """Return a prompt that begins like the second one, up to the image's last row."""
+    return Prompt.of(words(4, 3), FAMILIES[family].image(3), words(seed, 6))
+
+
 def engine_of(folder: Path, **config: Any) -> LoadedEngine:
-    limits = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 4, "device": "cpu"}
+    limits = {"num_blocks": 64, "block_size": BLOCK_SIZE, "max_num_seqs": 4, "device": "cpu"}
     exact = {"cpu_precision": "exact", "weights_cache_gib": 0}
     return build_engine(
         EngineConfig(model=str(folder), model_id="tiny", **{**limits, **exact, **config})
     )
 
 
-def run(engine: BatchInferenceEngine, *requests: BatchRequest) -> None:
+def run(engine: BatchInferenceEngine, *requests: BatchRequest) -> dict[int, list[float]]:
+    """Run requests to their ends; return the log probabilities of what each one sampled."""
+    scores: dict[int, list[float]] = defaultdict(list)
     engine.add(*requests)
     while engine.has_work:
         for item in engine.step():
-            assert not isinstance(item, RequestFailure)
+            assert isinstance(item, RequestOutput)
+            scores[item.request_id] += [each.logprob for each in item.output.logprobs]
+    return scores
+
+
+def num_blocks_for(*prompts: Prompt) -> int:
+    """Return how many blocks hold these prompts, but not all of what they are answered."""
+    return sum(-(-len(each.token_ids) // BLOCK_SIZE) for each in prompts) + 2
 
 
 def check_family(family: str, folder: Path, **config: Any) -> None:
-    """Compare a model in batches with mlx-vlm's plain pass of it."""
+    """Compare a model in batches with mlx-vlm's plain pass of it: chunks, forks, preempted requests, and hits."""
     model = make_vision_model(family, folder)
-    loaded = engine_of(folder, **config)
-    scored = SamplingParams(temperature=0, logprobs=0, prompt_logprobs=0)
     prompts = prompts_of(family)
-    requests = [
-        make_request(i, p.token_ids, max_tokens=NUM_OUTPUT, sampling=scored, images=p.images)
-        for i, p in enumerate(prompts)
-    ]
+    loaded = engine_of(folder, num_blocks=num_blocks_for(*prompts), **config)
+    scored = SamplingParams(temperature=0, logprobs=0, prompt_logprobs=0)
+    requests = [requested(i, each, scored) for i, each in enumerate(prompts)]
+    fork = requests[1].fork(len(requests))
+    of_output = replace(scored, prompt_logprobs=None)
+    cached = [requested(i, next_prompt_of(family, i), of_output) for i in (7, 8)]
     try:
-        run(loaded.engine, *requests)
+        scores = run(loaded.engine, *requests, fork)
+        for each in cached:
+            scores |= run(loaded.engine, each)
     finally:
         loaded.close()
-    for prompt, request in zip(prompts, requests, strict=True):
-        output = request.output_token_ids
-        logits = plain_logits(model, prompt, output[:-1], FAMILIES[family].axis)
-        expected = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        ids = request.token_ids
-        found = [each.logprob for each in request.prompt_logprobs]
-        at = [float(expected[i, ids[i + 1]]) for i in range(len(found))]
-        assert np.abs(np.array(found) - at).max() < TOLERANCE
-        assert output == mx.argmax(logits[len(prompt.token_ids) - 1 :], axis=-1).tolist()
+    # A model with windows has fewer requests at once.
+    assert sum(each.num_preemptions for each in (*requests, fork)) or "gemma" in family
+    assert cached[-1].num_cached_tokens
+    for request in (*requests, fork, *cached):
+        prompt = Prompt(request.spec.prompt, request.spec.images)
+        check_against_plain(family, model, prompt, request, scores[request.request_id])
+
+
+def requested(request_id: int, prompt: Prompt, sampling: SamplingParams) -> BatchRequest:
+    given: dict[str, Any] = {
+        "max_tokens": NUM_OUTPUT,
+        "sampling": sampling,
+        "images": prompt.images,
+    }
+    return make_request(request_id, prompt.token_ids, **given)
+
+
+def check_against_plain(
+    family: str, model: Any, prompt: Prompt, request: BatchRequest, scores: Sequence[float]
+) -> None:
+    """Compare what a request sampled with the plain pass, and the log probabilities of that and of its prompt."""
+    length, output = len(prompt.token_ids), request.output_token_ids
+    logits = plain_logits(model, prompt, output[:-1], FAMILIES[family])
+    assert output == mx.argmax(logits[length - 1 :], axis=-1).tolist()
+    expected = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    of_prompt = [each.logprob for each in request.prompt_logprobs]
+    at = [*range(len(of_prompt)), *range(length - 1, length - 1 + len(output))]
+    plain = [float(expected[i, request.token_ids[i + 1]]) for i in at]
+    assert np.abs(np.array([*of_prompt, *scores]) - plain).max() < TOLERANCE
 
 
 def use_gpu_kernels(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +151,8 @@ def test_log_probabilities_are_those_of_the_plain_pass(
     if pool == "with a GPU's kernels":
         use_gpu_kernels(native, monkeypatch)
     uses = "auto" if pool == "with native kernels" else "off"
-    limits = {"prefill_chunk": 11, "max_num_batched_tokens": 16}
+    # Room for spans of 16 beside decodes.
+    limits = {"prefill_chunk": 11, "max_num_batched_tokens": 28}
     check_family(family, tmp_path / family, native=uses, **limits, **IN_PIECES)
 
 
@@ -185,9 +226,9 @@ def test_an_image_that_the_tower_does_not_take_fails_its_request_alone(tmp_path:
 def test_a_family_that_is_not_tried_is_served_without_its_vision_part(tmp_path: Path) -> None:
     make_vision_model("qwen3_vl", tmp_path / "model")
     edit_config(tmp_path / "model", model_type="mllama")
-    found = open_vision(str(tmp_path / "model"), nn.Module(), None, Changes(), ONE_SLICE)
+    found = open_vision(str(tmp_path / "model"), nn.Module(), None, Changes(), ONE_SLICE, 64)
     assert isinstance(found, NoVision)
-    assert "images of the type mllama are not supported; those of idefics3, " in found.reason
+    assert "images of the type mllama are not supported; those of gemma3, " in found.reason
 
 
 def test_the_memory_of_a_vision_model_is_known_before_it_is_loaded(tmp_path: Path) -> None:
@@ -197,3 +238,10 @@ def test_the_memory_of_a_vision_model_is_known_before_it_is_loaded(tmp_path: Pat
     described = describe(tmp_path / "model")
     assert described.tower
     assert weight_bytes(described, Compute.FLOATS) == loaded.memory.weights
+
+
+def test_an_image_whose_rows_see_each_other_needs_room_in_a_step(tmp_path: Path) -> None:
+    make_vision_model("gemma3", tmp_path / "model")
+    found = open_vision(str(tmp_path / "model"), nn.Module(), None, Changes(), ONE_SLICE, 15)
+    assert isinstance(found, NoVision)
+    assert "16 tokens of an image see each other, and a step has room for 15" in found.reason

@@ -26,6 +26,7 @@ from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.pages import PoolPages, Region
 from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
+from batching.inputs.images import Span
 from batching.steps.step_plan import Slice
 
 # Bits of a number in the pool; other types become float32.
@@ -132,27 +133,47 @@ class NativeAttention:
         self._native = native
         self._block_size = block_size
         self._is_windowed = is_windowed
-        self._step: object | None = None
+        self._has_spans = any(s.spans for s in slices)
+        self._steps: dict[bool, object] = {}
 
     def windowed(self) -> "NativeAttention":
         return NativeAttention(self._native, self.slices, self._block_size, is_windowed=True)
 
-    def _rows(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        rows: list[tuple[int, int, int, int]] = []
+    def _rows(self, *, sees_ahead: bool) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        rows: list[tuple[int, int, int, int, int]] = []
         tables: list[int] = []
         row = 0
         for s in self.slices:
-            rows.append((row, len(s), s.start, len(tables)))
+            first = row - s.start
+            for start, stop, until in _parts(s, s.spans if sees_ahead else ()):
+                rows.append((first + start, stop - start, start, len(tables), until))
             table = s.table(is_windowed=self._is_windowed)
             tables += table.block_ids[: -(-s.stop // self._block_size)]
             row += len(s)
-        return np.array(rows, np.int32).reshape(-1, 4), np.array(tables, np.int32)
+        return np.array(rows, np.int32).reshape(-1, 5), np.array(tables, np.int32)
 
-    def step(self, slots: Slots) -> object:
-        """Return the step of the kernels; the rows' keys and values are written to `slots`."""
-        if self._step is None:
-            self._step = self._native.module.step(*self._rows(), slots.astype(np.int32))
-        return self._step
+    def step(self, slots: Slots, *, sees_ahead: bool = False) -> object:
+        """Return the step of the kernels; the rows' keys and values are written to `slots`.
+
+        sees_ahead: rows of a span see each other.
+        """
+        key = sees_ahead and self._has_spans
+        if key not in self._steps:
+            rows = self._rows(sees_ahead=key)
+            self._steps[key] = self._native.module.step(*rows, slots.astype(np.int32))
+        return self._steps[key]
+
+
+def _parts(s: Slice, spans: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
+    """Yield positions `[start, stop)` of a slice, and until where all of them see; 0 is nothing ahead."""
+    at = s.start
+    for span in spans:
+        if at < span.start:
+            yield at, span.start, 0
+        yield span.start, span.stop, span.stop
+        at = span.stop
+    if at < s.stop:
+        yield at, s.stop, 0
 
 
 class NativeLayerCache(LayerCache):
@@ -236,7 +257,7 @@ class NativeLayerCache(LayerCache):
         """Return what the kernels are given of the step."""
         attention = self.step.attention
         assert isinstance(attention, NativeAttention)
-        return attention.step(self.step.slots)
+        return attention.step(self.step.slots, sees_ahead=self.shape.sees_ahead)
 
     def flush(self) -> None:
         if self._written is not None and self._is_pending:

@@ -504,11 +504,11 @@ class Layer:
         self, slices: list[tuple[int, int, int]], queries: Floats, **options: Any
     ) -> npt.NDArray[np.float32]:
         """Write and attend positions [start, stop) of requests: (request, start, stop)."""
-        rows: list[tuple[int, int, int, int]] = []
+        rows: list[tuple[int, int, int, int, int]] = []
         tables: list[int] = []
         slots: list[int] = []
         for request, start, stop in slices:
-            rows.append((len(slots), stop - start, start, len(tables)))
+            rows.append((len(slots), stop - start, start, len(tables), 0))
             tables += self.tables[request]
             slots += [
                 self.tables[request][p // self.block_size] * self.block_size + p % self.block_size
@@ -696,7 +696,7 @@ def test_a_step_copies_the_blocks_of_all_layers_at_once(native: Native) -> None:
 
 def test_rows_of_padding_are_zero(kernels: Any) -> None:
     layer = Layer(kernels, np.random.default_rng(6), 4, [3], 1, 2, 8, 8)
-    step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], layer.tables[0], [0])))
+    step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0, 0)], layer.tables[0], [0])))
     ones = mx.ones((3, 1, 1, 8))
     y = kernels.attend(mx.ones((3, 2, 1, 8)), ones, ones, layer.pool, step, 1.0)
     assert np.array_equal(np.array(y[1:]), np.zeros((2, 2, 1, 8)))
@@ -716,7 +716,7 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
         kernels.scale_inputs(unlike[-1:], bytes(64))
     layer = kernels.expert_layer(packed)
     pool = kernels.pool(2, 4, 2, 8, 8)
-    step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))
+    step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0, 0)], [0], [0])))
     good = mx.ones((1, 2, 1, 8))
     calls: list[Callable[[], Any]] = [
         lambda: kernels.linear(mx.ones((1, 7)), [packed], [None]),
