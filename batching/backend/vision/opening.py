@@ -1,10 +1,9 @@
 """Opens the vision part of a model that has one."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,10 +15,8 @@ from batching.backend.vision.mlx_vlm_models import NoVisionModel
 from batching.backend.vision.rotate_axes import hook_axes
 from batching.backend.vision.tower import Tower, load_tower
 from batching.engine.load_slices import LoadSlices
-from batching.model_files.model_types import VISION_TYPES
-from batching.model_info import TEXT_ONLY, NoVision, VisionModel
-
-_TOKEN_IDS: Final = ("image_token_id", "image_token_index")
+from batching.model_files.vision import declared_vision, without_tower
+from batching.model_info import NoVision, VisionModel
 
 
 @dataclass(frozen=True)
@@ -53,20 +50,13 @@ def open_vision(
     """
     folder = Path(source)
     config = _config(folder)
-    token_id = next((config[name] for name in _TOKEN_IDS if config.get(name) is not None), None)
-    if not isinstance(config.get("vision_config"), Mapping) or token_id is None:
-        return TEXT_ONLY
-    if (model_type := str(config["model_type"])) not in VISION_TYPES:
-        return NoVision(
-            f"is served without its vision part: images of the type {model_type} are not supported; those of "
-            f"{', '.join(VISION_TYPES)} are"
-        )
+    declared = declared_vision(config, folder)
+    if isinstance(declared, NoVision):
+        return declared
     try:
         tower = load_tower(folder, config, dtype)
     except NoVisionModel as error:
-        return NoVision(
-            f"is served without its vision part: {error}; pip install --no-deps mlx-vlm==0.7.10 adds it"
-        )
+        return without_tower(str(error))
     for array in tower.weights:
         mx.eval(array)
         slices.pause()
@@ -79,7 +69,7 @@ def open_vision(
         hook_axes(model, changes)
     return OpenVision(
         Images(tower, image_rows),
-        VisionModel(folder, model_type, int(token_id)),
+        declared,
         _row_bytes(tower),
         sum(array.nbytes for array in tower.weights),
     )

@@ -495,10 +495,11 @@ async def test_images_fit_or_are_refused_where_prompts_are_cut() -> None:
 
 
 async def test_the_models_tell_what_they_read() -> None:
-    async with seeing() as server:
+    async with seeing(max_images=5) as server:
         await server.chat()
         (card,) = (await server.client.get("/v1/models")).json()["data"]
     assert "vision" in card["capabilities"]
+    assert card["max_images"] == 5
     assert card["architecture"] == {
         "input_modalities": ["text", "image"],
         "output_modalities": ["text"],
@@ -508,3 +509,4 @@ async def test_the_models_tell_what_they_read() -> None:
         (card,) = (await server.client.get("/v1/models")).json()["data"]
     assert "vision" not in card["capabilities"]
     assert card["architecture"]["input_modalities"] == ["text"]
+    assert card["max_images"] is None
