@@ -60,6 +60,7 @@ from batching.model_files.references import (
     is_hub_id,
 )
 from batching.model_files.snapshot import missing_files
+from batching.model_files.vision import HOW_TO_SEE
 from batching.model_info import (
     NO_DEFAULTS,
     ModelInfo,
@@ -71,7 +72,7 @@ from batching.model_info import (
 from batching.models.lease import LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
-from batching.models.needs import memory_need
+from batching.models.needs import memory_need, vision_on_disk
 from batching.models.served_model import ServedModel
 from batching.pooling import (
     Embeddings,
@@ -94,6 +95,7 @@ from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 __all__ = [
     "BUNDLED_MODEL",
     "HOW_TO_BUNDLE",
+    "HOW_TO_SEE",
     "NO_DEFAULTS",
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
@@ -194,4 +196,5 @@ __all__ = [
     "report_backend",
     "served_as",
     "this_machine",
+    "vision_on_disk",
 ]

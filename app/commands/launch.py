@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from app.commands.errors import CommandError, RequestFailed
-from app.commands.models import Model, choose_model
+from app.commands.models import Model, choose_model, takes_images
 from app.commands.programs import PROGRAMS, Start, Target
 from app.commands.server_address import Server, add_server_arguments, find_server
 from app.observability.logs import print_stderr
@@ -100,7 +100,9 @@ def _parse(arguments: argparse.Namespace) -> tuple[str, list[str]]:
 
 def _target(server: Server, models: Sequence[Model], name: str | None) -> Target:
     model = choose_model(models, name)
-    return Target(server, name or model["id"], model.get("max_model_len"))
+    return Target(
+        server, name or model["id"], model.get("max_model_len"), takes_images=takes_images(model)
+    )
 
 
 def _warn_of_context(name: str, target: Target) -> None:

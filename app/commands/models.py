@@ -36,6 +36,12 @@ def choose_model(models: Iterable[Model], name: str | None) -> Model:
     return min(chatting, key=lambda model: state_of(model) not in ("", "loaded"))
 
 
+def takes_images(model: Model) -> bool:
+    """Return whether the server says that a model takes images."""
+    architecture = model.get("architecture") or {}
+    return "image" in architecture.get("input_modalities", ())
+
+
 def state_of(model: Model) -> str:
     """Return the state of a model, such as `loaded`; an older server says none, which is empty."""
     return str(_status(model).get("value", ""))

@@ -27,6 +27,7 @@ class Target(NamedTuple):
     server: Server
     model: str
     context: int | None
+    takes_images: bool = False
 
     @property
     def key(self) -> str:
@@ -80,9 +81,10 @@ def _codex(target: Target) -> Start:
         f"{provider}.name": _PROVIDER,
         f"{provider}.base_url": f"{target.server.url}/v1",
         f"{provider}.wire_api": "responses",
-        # An image that the model opens would end the conversation.
-        "features.view_image": False,
     }
+    if not target.takes_images:
+        # One that the model opens would end the conversation.
+        values["features.view_image"] = False
     if target.context is not None:
         values["model_context_window"] = target.context
     variables = {}
@@ -98,16 +100,20 @@ def _opencode(target: Target) -> Start:
     key = target.server.api_key
     context = target.context or _CONTEXT
     limit = {"context": context, "output": min(_MAX_OUTPUT, context // 2)}
+    model: dict[str, object] = {"name": target.model, "limit": limit}
+    if target.takes_images:
+        # It leaves images out otherwise.
+        model["modalities"] = {"input": ["text", "image"], "output": ["text"]}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {
             "baseURL": f"{target.server.url}/v1",
             "apiKey": f"{{env:{KEY_VARIABLE}}}" if key else _NO_KEY,
         },
-        "models": {target.model: {"name": target.model, "limit": limit}},
+        "models": {target.model: model},
     }
-    model = f"{_PROVIDER}/{target.model}"
-    config = {"provider": {_PROVIDER: provider}, "model": model, "small_model": model}
+    name = f"{_PROVIDER}/{target.model}"
+    config = {"provider": {_PROVIDER: provider}, "model": name, "small_model": name}
     variables = {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
     return Start(variables=variables | ({KEY_VARIABLE: key} if key else {}))
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 SUMMARY: Final = "list, show, check, pull and remove models"
 
 _BAD: Final = 1
-_HEAD: Final = ("NAME", "SIZE", "TYPE", "QUANTIZATION", "NEEDS", "FITS", "MODIFIED")
+_HEAD: Final = ("NAME", "SIZE", "TYPE", "QUANTIZATION", "IMAGES", "NEEDS", "FITS", "MODIFIED")
+_IMAGES: Final = {True: "yes", False: "no", None: "-"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +78,17 @@ def _list(arguments: argparse.Namespace) -> int:
         print_json(models)
     elif models:
         print(table(_HEAD, map(_row, models)))
+        _say_how_to_see(models)
     else:
         print("no models are here; mlx-batch-server models pull REPO downloads one")
     return 0
+
+
+def _say_how_to_see(models: "list[Facts]") -> None:
+    from batching import HOW_TO_SEE
+
+    if blind := sum(HOW_TO_SEE in (facts["no_vision"] or "") for facts in models):
+        _say(f"{blind} more would take images with mlx-vlm: {HOW_TO_SEE}")
 
 
 def _row(facts: "Facts") -> list[str]:
@@ -89,6 +98,7 @@ def _row(facts: "Facts") -> list[str]:
         size_text(facts["size"]),
         facts["model_type"] or "-",
         facts["quantization"] or "-",
+        _IMAGES[facts["vision"]],
         needs,
         _problem(facts) or _verdict(facts),
         facts["modified"][:10],
@@ -144,6 +154,7 @@ def _print_facts(facts: "Facts") -> None:
         "layers": facts["layers"],
         "KV cache": known if kv is None else f"{size_text(kv)} a token",
         "served": facts["served"],
+        "images": "takes images" if facts["vision"] else facts["no_vision"],
         "chat": "has a chat template" if facts["chat_template"] else "has no chat template",
         "tools": "its template shows tools" if facts["tools"] else "its template shows no tools",
         "needs": facts["needs"] and f"{_at_least(facts, size_text(facts['needs']))} at least",

@@ -1,5 +1,7 @@
 """The store of responses that clients asked to keep (`store`), in SQLite.
 
+Each response of a conversation has all the input before it, but an image of an owner is there once.
+
 Every call blocks for a moment, so call it in a worker thread.
 """
 
@@ -15,8 +17,10 @@ from app.storage.database import Database
 _FILE: Final = "responses.sqlite"
 
 # A database of another version is dropped: responses are stored for some time only.
-_SCHEMA_VERSION: Final = 3
+_SCHEMA_VERSION: Final = 4
 _SCHEMA: Final = f"""
+DROP TABLE IF EXISTS image_uses;
+DROP TABLE IF EXISTS images;
 DROP TABLE IF EXISTS items;
 DROP TABLE IF EXISTS responses;
 CREATE TABLE responses (
@@ -28,7 +32,7 @@ CREATE TABLE responses (
     body TEXT NOT NULL,
     input TEXT NOT NULL
 );
-CREATE INDEX responses_by_age ON responses (owner, created, num_bytes);
+CREATE INDEX responses_by_age ON responses (owner, created, num_bytes, id);
 CREATE INDEX responses_by_time ON responses (created);
 CREATE TABLE items (
     id TEXT PRIMARY KEY,
@@ -36,19 +40,45 @@ CREATE TABLE items (
     body TEXT NOT NULL
 );
 CREATE INDEX items_of_response ON items (response_id);
+CREATE TABLE images (
+    number INTEGER PRIMARY KEY,
+    owner TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    url TEXT NOT NULL,
+    UNIQUE (owner, digest)
+);
+CREATE TABLE image_uses (
+    response_id TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
+    image INTEGER NOT NULL REFERENCES images (number),
+    PRIMARY KEY (response_id, image)
+) WITHOUT ROWID;
+CREATE INDEX uses_of_image ON image_uses (image);
+CREATE TRIGGER image_unused AFTER DELETE ON image_uses
+WHEN NOT EXISTS (SELECT 1 FROM image_uses WHERE image = OLD.image)
+BEGIN
+    DELETE FROM images WHERE number = OLD.image;
+END;
 PRAGMA user_version = {_SCHEMA_VERSION}
 """
 
-# The newest response stays, however large it is.
+# The newest response stays, however large it is.  An image counts with the newest one that has it.
 _DROP_OLDEST: Final = """
-DELETE FROM responses WHERE rowid IN (
-    SELECT number FROM (
-        SELECT rowid AS number,
-            ROW_NUMBER() OVER newest_first AS position,
-            SUM(num_bytes) OVER newest_first AS total
-        FROM responses WHERE owner = ?
-        WINDOW newest_first AS (ORDER BY created DESC, rowid DESC)
-    ) WHERE position > ? OR total > ? AND position > 1
+WITH newest AS (
+    SELECT id, num_bytes, ROW_NUMBER() OVER (ORDER BY created DESC, rowid DESC) AS position
+    FROM responses WHERE owner = ?
+), counted AS (
+    SELECT id, position, num_bytes FROM newest
+    UNION ALL
+    SELECT NULL, MIN(position), images.num_bytes
+    FROM newest JOIN image_uses ON response_id = id JOIN images ON number = image
+    GROUP BY image
+), totals AS (
+    SELECT MAX(id) AS id, position, SUM(SUM(num_bytes)) OVER (ORDER BY position) AS total
+    FROM counted GROUP BY position
+)
+DELETE FROM responses WHERE id IN (
+    SELECT id FROM totals WHERE position > ? OR total > ? AND position > 1
 )
 """
 
@@ -68,15 +98,18 @@ class StoredResponse:
 
     input: the list of items that it responds to.
     output: its output items by id, which `body` contains as well.
+    images: the URLs of images that `input` names, by their SHA-256 in hexadecimal.
     """
 
     body: str
     input: str
     is_finished: bool
     output: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
+        """The size of all but the images."""
         return sum(len(text.encode()) for text in (self.body, self.input, *self.output.values()))
 
 
@@ -127,25 +160,38 @@ class ResponseStore:
                 ),
             )
             _put_items(database, response_id, response)
+            _put_images(database, owner, response_id, response)
             self._drop_old(database, owner, now)
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        row = self._find(
-            "SELECT body, input, is_finished FROM responses "
-            "WHERE id = ? AND owner = ? AND created >= ?",
-            response_id,
-            owner,
-        )
-        return None if row is None else StoredResponse(row[0], row[1], bool(row[2]))
+        """Return a response, without the items of its output."""
+        with self._database.transaction() as database:
+            row = self._find(
+                database,
+                "SELECT body, input, is_finished FROM responses "
+                "WHERE id = ? AND owner = ? AND created >= ?",
+                response_id,
+                owner,
+            )
+            if row is None:
+                return None
+            images = database.execute(
+                "SELECT digest, url FROM image_uses JOIN images ON number = image "
+                "WHERE response_id = ?",
+                (response_id,),
+            )
+            return StoredResponse(row[0], row[1], bool(row[2]), images=dict(images))
 
     def item(self, owner: str, item_id: str) -> str | None:
         """Return an item of the output of a response."""
-        row = self._find(
-            "SELECT items.body FROM items JOIN responses ON responses.id = response_id "
-            "WHERE items.id = ? AND owner = ? AND created >= ?",
-            item_id,
-            owner,
-        )
+        with self._database.transaction() as database:
+            row = self._find(
+                database,
+                "SELECT items.body FROM items JOIN responses ON responses.id = response_id "
+                "WHERE items.id = ? AND owner = ? AND created >= ?",
+                item_id,
+                owner,
+            )
         return None if row is None else row[0]
 
     def delete(self, owner: str, response_id: str) -> None:
@@ -162,11 +208,12 @@ class ResponseStore:
         database.execute("DELETE FROM responses WHERE created < ?", (now - limits.max_age,))
         database.execute(_DROP_OLDEST, (owner, limits.max_responses, limits.max_bytes))
 
-    def _find(self, query: str, key: str, owner: str) -> tuple[str, ...] | None:
+    def _find(
+        self, database: sqlite3.Connection, query: str, key: str, owner: str
+    ) -> tuple[str, ...] | None:
         oldest = self._clock() - self._limits.max_age
-        with self._database.transaction() as database:
-            row: tuple[str, ...] | None = database.execute(query, (key, owner, oldest)).fetchone()
-            return row
+        row: tuple[str, ...] | None = database.execute(query, (key, owner, oldest)).fetchone()
+        return row
 
 
 def _put_items(database: sqlite3.Connection, response_id: str, response: StoredResponse) -> None:
@@ -174,3 +221,18 @@ def _put_items(database: sqlite3.Connection, response_id: str, response: StoredR
         "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
         [(item_id, response_id, item) for item_id, item in response.output.items()],
     )
+
+
+def _put_images(
+    database: sqlite3.Connection, owner: str, response_id: str, response: StoredResponse
+) -> None:
+    for digest, url in response.images.items():
+        database.execute(
+            "INSERT OR IGNORE INTO images (owner, digest, num_bytes, url) VALUES (?, ?, ?, ?)",
+            (owner, digest, len(url.encode()), url),
+        )
+        database.execute(
+            "INSERT OR IGNORE INTO image_uses "
+            "SELECT ?, number FROM images WHERE owner = ? AND digest = ?",
+            (response_id, owner, digest),
+        )

@@ -12,10 +12,11 @@ from batching.errors import ModelLoadError, printable
 from batching.model_files.context_length import declared_context
 from batching.model_files.gguf_config import outline_config
 from batching.model_files.gguf_header import read_header
-from batching.model_files.model_types import VISION_TYPES
 from batching.model_files.safetensors_header import read_tensors
 from batching.model_files.snapshot import CONFIG, WEIGHTS
 from batching.model_files.tensor import StoredTensor
+from batching.model_files.vision import declared_vision, expected_vision
+from batching.model_info import NoVision, VisionModel
 
 # What reads images; it is loaded for the types whose images are served.
 _TOWER: Final = re.compile(
@@ -57,6 +58,17 @@ class ModelDescription:
     def model_type(self) -> str | None:
         found = self.config.get("model_type")
         return str(found) if found is not None else None
+
+    @property
+    def text_type(self) -> str | None:
+        """The type of the text part: mlx-lm reads a model by it that has a type which mlx-lm lacks."""
+        found = _text_config(self.config).get("model_type")
+        return str(found) if found is not None else None
+
+    @property
+    def vision(self) -> VisionModel | NoVision:
+        """What a load is expected to find of the vision part."""
+        return expected_vision(self.config, self.path or Path())
 
     @property
     def context(self) -> int | None:
@@ -134,7 +146,7 @@ def _describe_directory(path: Path) -> ModelDescription:
     files = sorted(path.glob(WEIGHTS))
     tensors = [tensor for file in files for tensor in read_tensors(file)]
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    has_tower = config.get("model_type") in VISION_TYPES
+    has_tower = isinstance(declared_vision(config, path), VisionModel)
     return ModelDescription(
         path,
         config,

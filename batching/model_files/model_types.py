@@ -76,6 +76,7 @@ def module_of(model_type: str) -> str:
     return OTHER_NAMES.get(model_type, RENAMED.get(model_type, model_type))
 
 
-def served_as(model_type: str | None) -> str | None:
-    """Return how models of a type are served; None if mlx-lm has no such type."""
-    return None if model_type is None else SERVED.get(module_of(model_type))
+def served_as(*model_types: str | None) -> str | None:
+    """Return how models of the first of these types are served that mlx-lm has; None if it has none."""
+    known = (SERVED.get(module_of(model_type)) for model_type in model_types if model_type)
+    return next((how for how in known if how), None)

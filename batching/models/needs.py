@@ -1,4 +1,4 @@
-"""The memory that models need, from what their files say."""
+"""What models need and take, from what their files say: nothing is read from the hub."""
 
 from pathlib import Path
 
@@ -6,15 +6,18 @@ from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 from batching.fit.estimate import estimate
 from batching.machine import Machine
-from batching.model_files.description import describe
+from batching.model_files.description import describe, read_config
 from batching.model_files.references import BUNDLED_MODEL, bundled_file, is_hub_id
+from batching.model_files.snapshot import CONFIG
+from batching.model_files.vision import expected_vision
+from batching.model_info import TEXT_ONLY, NoVision, VisionModel
 from batching.models.model_state import MemoryNeed
 
 
 def memory_need(config: EngineConfig, machine: Machine) -> MemoryNeed | None:
     """Return the bytes that a model needs on the device; None where its files are not here, or say nothing.
 
-    It reads the headers of files, and nothing from the hub.
+    It reads the headers of files.
     """
     try:
         path = local_path(config.model)
@@ -30,6 +33,17 @@ def memory_need(config: EngineConfig, machine: Machine) -> MemoryNeed | None:
         # The pool takes what there is.
         wanted = max(least, int(config.memory_fraction * machine.memory))
     return MemoryNeed(least, wanted)
+
+
+def vision_on_disk(config: EngineConfig) -> VisionModel | NoVision | None:
+    """Return what a load is expected to find of a model's vision part; None where its files are not here, or say nothing."""
+    try:
+        path = local_path(config.model)
+        if path is None:
+            return None
+        return TEXT_ONLY if path.is_file() else expected_vision(read_config(path / CONFIG), path)
+    except (OSError, ModelLoadError):
+        return None
 
 
 def local_path(reference: str) -> Path | None:

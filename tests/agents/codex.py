@@ -16,14 +16,14 @@ EXEC: Final[list[str | Path]] = [
 ]
 
 
-def prepared(home: Path, server: Server) -> Workplace:
+def prepared(home: Path, server: Server, *, views_images: bool = False) -> Workplace:
     folder = home / ".codex"
     folder.mkdir()
     lines = [
         f'model = "{MODEL}"',
         'model_provider = "local"',
         "[features]",
-        "view_image = false",
+        f"view_image = {str(views_images).lower()}",
         "[model_providers.local]",
         'name = "local"',
         f'base_url = "{server.url}/v1"',
@@ -38,6 +38,12 @@ def prepared(home: Path, server: Server) -> Workplace:
 def items(output: str) -> list[dict[str, Any]]:
     events = [json.loads(line) for line in output.splitlines()]
     return [event["item"] for event in events if event["type"] == "item.completed"]
+
+
+def usage(output: str) -> dict[str, int]:
+    """Return the tokens of a run, over all its requests."""
+    found: dict[str, int] = json.loads(output.splitlines()[-1])["usage"]
+    return found
 
 
 def last_message(output: str) -> str:

@@ -18,6 +18,17 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def seeing_server() -> Iterator[Server]:
+    """Serve a model that takes images."""
+    with scripted_server("scripted_vision") as started:
+        started.address()
+        yield started
+        assert started.stop() == 0
+        assert "Traceback" not in started.log
+        assert "status=4" not in started.log
+
+
+@pytest.fixture(scope="session")
 def small_server() -> Iterator[Server]:
     """Serve a context that is too short for what agents send."""
     with scripted_server(max_model_len="2048") as started:

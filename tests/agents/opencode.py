@@ -15,9 +15,9 @@ RUN: Final[list[str | Path]] = [
 ]
 
 
-def prepared(home: Path, server: Server) -> Workplace:
+def prepared(home: Path, server: Server, **of_model: Any) -> Workplace:
     place = workplace(home, OPENCODE_DISABLE_MODELS_FETCH="1", OPENCODE_DISABLE_AUTOUPDATE="1")
-    model = {"name": MODEL, "limit": {"context": 65_536, "output": 4096}}
+    model = {"name": MODEL, "limit": {"context": 65_536, "output": 4096}} | of_model
     timeouts = dict.fromkeys(("headerTimeout", "chunkTimeout"), IDLE_TIMEOUT * 1000)
     provider = {
         "npm": "@ai-sdk/openai-compatible",

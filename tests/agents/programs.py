@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from scripts.server_process import Server, wait_until
+from tests.support.fake_images import picture
 
 INSTALLED: Final = Path(__file__).parents[2] / "build" / "agents"
 MODEL: Final = "smollm2-135m-instruct"
@@ -44,9 +45,9 @@ def logged_requests(server: Server) -> list[LoggedRequest]:
     return [LoggedRequest(int(p), int(c), int(o), reason) for p, c, o, reason in found]
 
 
-def scripted_server(**settings: Any) -> Server:
+def scripted_server(module: str = "scripted_server", **settings: Any) -> Server:
     """Start a server whose model does what the prompt says; all agents at once are in its batch."""
-    return Server(("-m", "tests.support.scripted_server"), max_num_seqs="32", **settings)
+    return Server(("-m", f"tests.support.{module}"), max_num_seqs="32", **settings)
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ class Workplace:
     @property
     def notes(self) -> Path:
         return self.folder / "notes.txt"
+
+    def draw(self, width: int, colour: str) -> Path:
+        """Make a picture in the folder, 30 pixels high."""
+        path = self.folder / f"{colour}.png"
+        path.write_bytes(picture(width, 30, colour))
+        return path
 
     def run(
         self, command: Sequence[str | Path], prompt: str = ""

@@ -72,6 +72,28 @@ def test_an_image_does_not_end_the_conversation(tmp_path: Path, server: Server) 
     assert result(second.stdout)["result"] == "That was all."
 
 
+def test_a_picture_that_the_model_reads_is_seen_in_all_turns(
+    tmp_path: Path, seeing_server: Server
+) -> None:
+    place = prepared(tmp_path, seeing_server)
+    with requests_of(seeing_server) as requests:
+        first = place.run(RUN, f"[[call Read file_path={place.draw(400, 'red')}]]")
+        second = place.run([*RUN, "--continue"], "[[say I see {images}]]")
+    assert result(first.stdout)["result"] == "The tool returned: (400x30 #ff0000)"
+    assert result(second.stdout)["result"] == "I see (400x30 #ff0000)"
+    call, answer, turn = requests
+    assert answer.num_prompt > call.num_prompt + 400
+    assert found_all_but_the_end(turn, answer)
+    used = result(second.stdout)["usage"]
+    assert used["input_tokens"] + used["cache_read_input_tokens"] == turn.num_prompt
+
+
+def test_a_picture_in_the_prompt_is_seen(tmp_path: Path, seeing_server: Server) -> None:
+    place = prepared(tmp_path, seeing_server)
+    run = place.run(RUN, f"@{place.draw(40, 'blue').name} [[say I see {{images}}]]")
+    assert result(run.stdout)["result"] == "I see (40x30 #0000ff)"
+
+
 def test_no_request_is_refused(tmp_path: Path, server: Server) -> None:
     refused = server.log.count("status=4")
     assert prepared(tmp_path, server).run(RUN, "[[say Fine.]]").returncode == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.server_process import Server
-from tests.agents.codex import EXEC, items, last_message, prepared
+from tests.agents.codex import EXEC, items, last_message, prepared, usage
 from tests.agents.programs import (
     PIXEL,
     SECRET,
@@ -58,6 +58,34 @@ def test_an_image_does_not_end_the_conversation(tmp_path: Path, server: Server) 
     second = place.run([*EXEC, "resume", "--last", "-"], "[[say That was all.]]")
     assert last_message(first.stdout) == "The tool returned: unsupported call: view_image"
     assert last_message(second.stdout) == "That was all."
+
+
+def test_a_picture_beside_the_prompt_is_seen(tmp_path: Path, seeing_server: Server) -> None:
+    place = prepared(tmp_path, seeing_server, views_images=True)
+    used = []
+    for width in (40, 140):
+        picture = place.draw(width, "red")
+        with requests_of(seeing_server) as requests:
+            run = place.run([*EXEC, "-i", picture, "--", "[[say I see {images}]]"])
+        assert last_message(run.stdout) == f"I see ({width}x30 #ff0000)"
+        used.append(usage(run.stdout)["input_tokens"])
+        assert used[-1] == sum(request.num_prompt for request in requests)
+    # A column is a token.
+    assert used[1] - used[0] == 100
+
+
+def test_a_picture_that_the_model_opens_is_seen_in_all_turns(
+    tmp_path: Path, seeing_server: Server
+) -> None:
+    place = prepared(tmp_path, seeing_server, views_images=True)
+    with requests_of(seeing_server) as requests:
+        first = place.run([*EXEC, "-"], f"[[call view_image path={place.draw(400, 'blue')}]]")
+        second = place.run([*EXEC, "resume", "--last", "-"], "[[say I see {images}]]")
+    assert last_message(first.stdout) == "The tool returned: (400x30 #0000ff)"
+    assert last_message(second.stdout) == "I see (400x30 #0000ff)"
+    call, answer, turn = requests
+    assert answer.num_prompt > call.num_prompt + 400
+    assert found_all_but_the_end(turn, answer)
 
 
 def test_a_program_that_is_ended_leaves_nothing_running(tmp_path: Path, server: Server) -> None:

@@ -32,6 +32,18 @@ def test_a_tool_is_called_and_the_next_turn_finds_the_first(tmp_path: Path, serv
     assert found_all_but_the_end(turn, result)
 
 
+def test_pictures_are_seen(tmp_path: Path, seeing_server: Server) -> None:
+    modalities = {"input": ["text", "image"], "output": ["text"]}
+    place = prepared(tmp_path, seeing_server, modalities=modalities)
+    picture = place.draw(40, "red")
+    given = place.run([*RUN, "-f", picture.name, "--", "[[say I see {images}]]"])
+    read = place.run(RUN, f"[[call read filePath={picture}]]")
+    later = place.run([*RUN, "--continue"], "[[say I see {images}]]")
+    assert texts(given.stdout) == ["I see (40x30 #ff0000)"]
+    assert texts(read.stdout)[-1].startswith("The tool returned: Image read")
+    assert texts(later.stdout) == ["I see (40x30 #ff0000)"]
+
+
 def test_a_program_that_is_ended_leaves_nothing_running(tmp_path: Path, server: Server) -> None:
     before = num_aborted(server)
     prepared(tmp_path, server).interrupt(RUN, "[[count]]", server)

@@ -26,7 +26,14 @@ from app.flags import parse_flags
 from app.observability.logs import configure, print_stderr
 from app.settings import load_settings
 from app.settings.models import served_models
-from batching import EngineConfig, ModelInfo, ModelLoadError, SchedulerManager
+from batching import (
+    EngineConfig,
+    ModelInfo,
+    ModelLoadError,
+    NoVision,
+    SchedulerManager,
+    VisionModel,
+)
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
 from batching.batch_inference import BatchInferenceEngine
@@ -34,7 +41,9 @@ from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_files.gguf_header import read_header
+from batching.model_info import TEXT_ONLY
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
@@ -97,12 +106,18 @@ class SlowScheduler(ContinuousBatchingScheduler):
 class ScriptedRunner:
     """Writes the tokens of `answer` for each request; it has no KV pool."""
 
+    vision: VisionModel | NoVision = TEXT_ONLY
+
     def __init__(self, tokenizer: Any, eos_token_id: int) -> None:
         self._tokenizer = tokenizer
         self._eos_token_id = eos_token_id
         self._answers: dict[int, list[int]] = {}
         self._counting: set[int] = set()
         self._sequences = Sequences()
+
+    @staticmethod
+    def tokenizer() -> Any:
+        return build_tokenizer(read_header(resolve(BUNDLED_MODEL)))
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         states = self._sequences.begin(plan)
@@ -116,6 +131,9 @@ class ScriptedRunner:
     def reset(self) -> None:
         self._sequences.forget()
 
+    def _answer(self, spec: SequenceSpec) -> str:
+        return answer(self._tokenizer.decode(spec.prompt))
+
     def _output(self, s: Slice, states: Mapping[int, SequenceState]) -> SliceOutput:
         own = [self._next(states[s.sequence_id], i) for i in range(s.num_samples)]
         return SliceOutput([*own, *(self._next(states[fork], 0) for fork in s.forks)])
@@ -123,8 +141,7 @@ class ScriptedRunner:
     def _next(self, sequence: SequenceState, index: int) -> int:
         sequence_id = sequence.sequence_id
         if sequence_id not in self._answers:
-            prompt = self._tokenizer.decode(sequence.spec.prompt)
-            text = answer(prompt)
+            text = self._answer(sequence.spec)
             if text == _COUNTED:
                 self._counting.add(sequence_id)
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -150,28 +167,33 @@ def follow(path: Path, slices: LoadSlices) -> None:
         slices.in_thread(partial(Event().wait, _POLL_INTERVAL))
 
 
-def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
+def build(
+    config: EngineConfig, slices: LoadSlices, runner: type[ScriptedRunner] = ScriptedRunner
+) -> LoadedEngine:
     if (path := Path(config.model)).is_file():
         follow(path, slices)
-    tokenizer = build_tokenizer(read_header(resolve(BUNDLED_MODEL)))
+    tokenizer = runner.tokenizer()
     context = config.max_model_len or _CONTEXT
     limits: SchedulerConfig = config.scheduler_config(2 * context // _BLOCK_SIZE, context)
-    runner = ScriptedRunner(tokenizer, tokenizer.eos_token_id)
-    engine = BatchInferenceEngine(SlowScheduler(limits, tokenizer), runner)
+    engine = BatchInferenceEngine(
+        SlowScheduler(limits, tokenizer), runner(tokenizer, tokenizer.eos_token_id)
+    )
     model = ModelInfo(
         config.model_id,
         tokenizer,
         frozenset(tokenizer.eos_token_ids),
         len(tokenizer.get_vocab()),
         limits.max_request_tokens,
+        vision=runner.vision,
     )
     return LoadedEngine(engine, model, ("a scripted model",), _MEMORY)
 
 
-def main() -> int:
+def main(runner: type[ScriptedRunner] = ScriptedRunner) -> int:
     settings = load_settings(parse_flags(sys.argv[1:]))
     configure(settings.log_level, settings.log_format)
-    return run(settings, SchedulerManager(served_models(settings), build))
+    make = partial(build, runner=runner)
+    return run(settings, SchedulerManager(served_models(settings), make))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from transformers import PreTrainedTokenizerFast
 
 from batching.backend.vision.mlx_vlm_models import model_file
-from batching.backend.vision.seeing_ahead import SeeingAhead, seeing_ahead_of
 from batching.backend.vision.tower import whole_model
 from batching.inputs.images import ImageInput, PlacedImage, TowerArray
+from batching.model_files.seeing_ahead import SeeingAhead, seeing_ahead_of
 from tests.support.byte_tokenizers import byte_vocabulary
 
 SPECIAL: Final = ("<s>", "</s>", "<image>", "<video>", "<begin>", "<end>")

@@ -7,7 +7,15 @@ from app.api.models.schemas import Batching, Memory, Modalities, ModelCard, Stat
 from app.parsing.formats.model_format import message_format
 from app.parsing.reasoning.reasoning_markers import reasoning_markers
 from app.server_state import ServerState
-from batching import Embeddings, ModelInfo, ModelState, ModelStatus, VisionModel
+from batching import (
+    Embeddings,
+    ModelInfo,
+    ModelState,
+    ModelStatus,
+    NoVision,
+    VisionModel,
+    vision_on_disk,
+)
 
 
 def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelCard:
@@ -18,6 +26,7 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
     model_id = status.model_id
     engine = service.manager.loaded(model_id)
     info = None if engine is None else engine.model
+    vision = vision_on_disk(status.model.config) if info is None else info.vision
     use, expires = status.use, status.expires_in
     return ModelCard(
         id=model_id,
@@ -29,7 +38,8 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
         aliases=list(status.model.aliases),
         status=status_object(status, is_admin=is_admin),
         capabilities=None if info is None else info.derived(capabilities),
-        architecture=None if info is None else modalities(info),
+        architecture=None if vision is None else modalities(vision),
+        max_images=service.settings.max_images if isinstance(vision, VisionModel) else None,
         batching=None if info is None else Batching(mode=info.mode, reason=info.mode_reason),
         memory=None
         if use is None
@@ -64,7 +74,7 @@ def capabilities(model: ModelInfo) -> list[str]:
     return found
 
 
-def modalities(model: ModelInfo) -> Modalities:
+def modalities(vision: VisionModel | NoVision) -> Modalities:
     """Return what a model reads and writes."""
-    takes_images = isinstance(model.vision, VisionModel)
+    takes_images = isinstance(vision, VisionModel)
     return Modalities(input_modalities=["text", "image"] if takes_images else ["text"])

@@ -54,6 +54,8 @@ class ModelCard(BaseModel):
 
     `root` is what was loaded.  What is known only of a loaded model is null otherwise.
 
+    architecture: of a model that is not loaded, what its files say, if they are on this machine.
+    max_images: of one request; null if it takes none.
     capabilities: `completion`, `tools`, `thinking`, `vision`, `embedding`, `rerank`, as Ollama names them.
     in_flight: requests that use the model or wait for it.
     expires_at: when it is unloaded if no request comes, in seconds since the epoch; null is never.
@@ -73,6 +75,7 @@ class ModelCard(BaseModel):
     status: Status
     capabilities: list[str] | None
     architecture: Modalities | None
+    max_images: int | None
     batching: Batching | None
     memory: Memory | None
     in_flight: int

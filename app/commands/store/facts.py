@@ -10,6 +10,7 @@ from batching import (
     MemoryEstimate,
     ModelDescription,
     ModelLoadError,
+    VisionModel,
     describe,
     estimate,
     served_as,
@@ -61,6 +62,8 @@ def of_description(model: ModelDescription, fit: Fit | None) -> Facts:
         "chat_template": model.chat_template is not None,
         "tools": model.has_tools,
         "served": _served(model),
+        "vision": None if model.model_type is None else isinstance(model.vision, VisionModel),
+        "no_vision": _no_vision(model),
         "needs": needs and needs.least,
         "needs_is_complete": needs is not None and needs.is_complete,
         "missing": fit and needs and fit.machine.missing(needs.least),
@@ -71,4 +74,11 @@ def of_description(model: ModelDescription, fit: Fit | None) -> Facts:
 def _served(model: ModelDescription) -> str:
     if model.model_type is None:
         return _NO_TYPE
-    return served_as(model.model_type) or _UNKNOWN_TYPE
+    return served_as(model.model_type, model.text_type) or _UNKNOWN_TYPE
+
+
+def _no_vision(model: ModelDescription) -> str | None:
+    """Return why a model takes no images; None if it takes some, or is not known."""
+    if model.model_type is None or isinstance(model.vision, VisionModel):
+        return None
+    return model.vision.reason

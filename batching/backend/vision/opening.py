@@ -1,10 +1,9 @@
 """Opens the vision part of a model that has one."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,13 +13,11 @@ from batching.backend.vision.image_rows import ImageRows, hook_image_rows
 from batching.backend.vision.images import Images
 from batching.backend.vision.mlx_vlm_models import NoVisionModel
 from batching.backend.vision.rotate_axes import hook_axes
-from batching.backend.vision.seeing_ahead import SeeingAhead, seeing_ahead_of
 from batching.backend.vision.tower import Tower, load_tower
 from batching.engine.load_slices import LoadSlices
-from batching.model_files.model_types import VISION_TYPES
-from batching.model_info import TEXT_ONLY, NoVision, VisionModel
-
-_TOKEN_IDS: Final = ("image_token_id", "image_token_index")
+from batching.model_files.seeing_ahead import SeeingAhead, seeing_ahead_of
+from batching.model_files.vision import declared_vision, without_tower
+from batching.model_info import NoVision, VisionModel
 
 
 @dataclass(frozen=True)
@@ -60,26 +57,18 @@ def open_vision(
     """
     folder = Path(source)
     config = _config(folder)
-    token_id = next((config[name] for name in _TOKEN_IDS if config.get(name) is not None), None)
-    if not isinstance(config.get("vision_config"), Mapping) or token_id is None:
-        return TEXT_ONLY
-    if (model_type := str(config["model_type"])) not in VISION_TYPES:
+    declared = declared_vision(config, folder)
+    if isinstance(declared, NoVision):
+        return declared
+    if declared.max_span > most_uncut:
         return NoVision(
-            f"is served without its vision part: images of the type {model_type} are not supported; those of "
-            f"{', '.join(VISION_TYPES)} are"
-        )
-    seeing = seeing_ahead_of(config)
-    if seeing is not None and seeing.max_rows > most_uncut:
-        return NoVision(
-            f"is served without its vision part: {seeing.max_rows} tokens of an image see each other, and a step "
+            f"is served without its vision part: {declared.max_span} tokens of an image see each other, and a step "
             f"has room for {most_uncut} of a prompt: a larger max_num_batched_tokens would do"
         )
     try:
         tower = load_tower(folder, config, dtype, changes)
     except NoVisionModel as error:
-        return NoVision(
-            f"is served without its vision part: {error}; pip install --no-deps mlx-vlm==0.7.10 adds it"
-        )
+        return without_tower(str(error))
     for array in tower.weights:
         mx.eval(array)
         slices.pause()
@@ -92,11 +81,11 @@ def open_vision(
         hook_axes(model, changes)
     return OpenVision(
         Images(tower, image_rows),
-        VisionModel(folder, model_type, int(token_id), seeing.max_rows if seeing else 0),
+        declared,
         _row_bytes(tower),
         tower.num_pieces,
         sum(array.nbytes for array in tower.weights),
-        seeing,
+        seeing_ahead_of(config),
     )
 
 

@@ -8,8 +8,12 @@ import pytest
 from anthropic.types import Message
 from openai.types.chat import ChatCompletion
 from openai.types.responses import ResponseItem
+from PIL import Image
 from pydantic import SecretStr, TypeAdapter
 
+from app.api.openai.responses.input_items import ItemReference, parse_item
+from app.api.openai.responses.stored import stored_input, stored_items
+from app.storage.responses import StoredResponse
 from tests.support.batches import chat_line, records, run
 from tests.support.fake_images import (
     FakeProcessor,
@@ -19,6 +23,7 @@ from tests.support.fake_images import (
     picture,
     seeing,
 )
+from tests.support.images import encoded
 from tests.support.rows import rows
 from tests.support.sdk_types import check_shape
 from tests.support.speaker import MODEL_ID, Served, served
@@ -175,6 +180,45 @@ async def test_an_earlier_response_brings_its_images_back() -> None:
         named,
     ]
     assert listed[2]["output"] == [input_image(URL5, detail="auto")]
+
+
+async def test_an_image_of_a_conversation_is_stored_once() -> None:
+    last: dict[str, Any] = {}
+    async with seeing(num_blocks=256) as server:
+        for number in range(3):
+            asked = [user(input_text(str(number)), input_image(), input_image("DATA:" + URL5[5:]))]
+            last = {"input": asked} | ({"previous_response_id": last["id"]} if last else {})
+            last = await post(server, RESPONSES, **last)
+        stored = server.service.storage.responses.get("", last["id"])
+        assert stored is not None
+        assert sorted(stored.images.values()) == sorted([URL3, "DATA:" + URL5[5:]])
+        assert "base64" not in stored.input
+        path = f"{RESPONSES}/{last['id']}/input_items"
+        listed = (await server.client.get(path)).json()["data"]
+    assert Seeing.prompts[-1].count("(3)(5)") == 3
+    images = [item["content"][1]["image_url"] for item in listed if item["role"] == "user"]
+    assert images == [URL3] * 3
+
+
+def test_an_image_of_a_host_is_stored_as_its_url() -> None:
+    part = input_image("https://example.org/a.png", detail="auto")
+    item = parse_item(user(part))
+    assert not isinstance(item, ItemReference)
+    given = stored_input([item])
+    assert given.images == {}
+    (found,) = stored_items(StoredResponse("{}", given.items, True))
+    assert found["content"] == [part]
+
+
+async def test_images_out_of_the_store_count_as_often_as_they_are_there() -> None:
+    large = data_url(encoded(Image.effect_noise((60, 60), 100), "PNG"))
+    # Less than twice the image.
+    async with seeing(max_body_bytes=2 * len(large), num_blocks=256) as server:
+        first = await post(server, RESPONSES, input=[user(input_image(large))])
+        again = {"previous_response_id": first["id"], "input": [user(input_image(large))]}
+        second = await post(server, RESPONSES, **again)
+        third = await server.post(RESPONSES, {"previous_response_id": second["id"], "input": "Hi"})
+    assert f"longer than {2 * len(large)} characters" in third.json()["error"]["message"]
 
 
 async def test_messages_have_images_in_turns_and_in_results() -> None:
@@ -495,10 +539,11 @@ async def test_images_fit_or_are_refused_where_prompts_are_cut() -> None:
 
 
 async def test_the_models_tell_what_they_read() -> None:
-    async with seeing() as server:
+    async with seeing(max_images=5) as server:
         await server.chat()
         (card,) = (await server.client.get("/v1/models")).json()["data"]
     assert "vision" in card["capabilities"]
+    assert card["max_images"] == 5
     assert card["architecture"] == {
         "input_modalities": ["text", "image"],
         "output_modalities": ["text"],
@@ -508,3 +553,4 @@ async def test_the_models_tell_what_they_read() -> None:
         (card,) = (await server.client.get("/v1/models")).json()["data"]
     assert "vision" not in card["capabilities"]
     assert card["architecture"]["input_modalities"] == ["text"]
+    assert card["max_images"] is None

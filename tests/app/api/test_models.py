@@ -1,10 +1,13 @@
 """`GET /v1/models`, `GET /v1/models/{id}` and `GET /health`."""
 
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from app import __version__
+from batching.model_files import vision
+from tests.support.local_models import write_folder
 from tests.support.speaker import MODEL_ID, served
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +41,7 @@ async def test_the_models_are_listed() -> None:
         "status": {"value": "unloaded", "progress": None, "failed": None, "reason": None},
         "capabilities": None,
         "architecture": None,
+        "max_images": None,
         "batching": None,
         "memory": None,
         "in_flight": 0,
@@ -51,6 +55,27 @@ async def test_the_length_of_a_loaded_model_is_listed() -> None:
         await server.chat()
         (card,) = (await server.client.get("/v1/models")).json()["data"]
     assert card["max_model_len"] == 2048
+
+
+async def test_a_model_that_is_not_loaded_takes_what_its_files_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vision, "find_spec", lambda _: object())
+    # The model's files are in a folder named `speaker`.
+    monkeypatch.chdir(tmp_path)
+    tower = {"model_type": "qwen3_vl", "vision_config": {}, "image_token_id": 7}
+    write_folder(tmp_path / "speaker", **tower)
+    async with served(max_images=3) as server:
+        (card,) = (await server.client.get("/v1/models")).json()["data"]
+        assert card["status"]["value"] == "unloaded"
+        assert card["architecture"]["input_modalities"] == ["text", "image"]
+        assert card["max_images"] == 3
+        assert card["capabilities"] is None
+        await server.chat()
+        (card,) = (await server.client.get("/v1/models")).json()["data"]
+    # The loaded one knows better.
+    assert card["architecture"]["input_modalities"] == ["text"]
+    assert card["max_images"] is None
 
 
 async def test_the_version_and_the_load_are_known() -> None:

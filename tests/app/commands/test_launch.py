@@ -161,6 +161,17 @@ def test_opencode_takes_its_configuration_as_a_variable(
     }
 
 
+def test_programs_learn_that_a_model_takes_images(
+    server: TalkingServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODEL, "architecture", {"input_modalities": ["text", "image"]})
+    assert not [a for a in printed(server, capsys, "codex")["command"] if "view_image" in a]
+    config = printed(server, capsys, "opencode")["env"]["OPENCODE_CONFIG_CONTENT"]
+    (provider,) = json.loads(config)["provider"].values()
+    (model,) = provider["models"].values()
+    assert model["modalities"] == {"input": ["text", "image"], "output": ["text"]}
+
+
 def test_aider_takes_variables_that_no_file_of_a_project_outranks(
     server: TalkingServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from app.commands.parser import main
 from app.commands.store import found
-from batching import Compute, Machine
+from batching import HOW_TO_SEE, Compute, Machine
+from batching.model_files import vision
 from tests.support.gguf_bytes import A_TENSOR, gguf
 from tests.support.hub import Hub
 from tests.support.hub_cache import hub_of, use_cache
@@ -116,15 +117,15 @@ def test_all_places_are_listed(
 
 def test_a_table_is_aligned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head, *table = lines(capsys, "list")
-    assert head.split() == ["NAME", "SIZE", "TYPE", "QUANTIZATION", "NEEDS", "FITS", "MODIFIED"]
+    assert " ".join(head.split()) == "NAME SIZE TYPE QUANTIZATION IMAGES NEEDS FITS MODIFIED"
     cells = [line.removeprefix(f"{folder}/").split("  ") for line in table]
-    found = [[cell.strip() for cell in row if cell][:6] for row in cells]
+    found = [[cell.strip() for cell in row if cell][:7] for row in cells]
     assert found[0][-1] == "unknown: damaged"
-    assert found[0][2:5] == ["-", "-", "-"]
+    assert found[0][2:6] == ["-", "-", "-", "-"]
     assert found[1][0] == "file.gguf"
-    assert found[1][4:] == ["256 MiB + KV", "yes"]
-    assert found[2][2:] == ["strange", "bf16", "256 MiB + KV", "yes"]
-    assert found[3][2:] == ["llama", "bf16", "257 MiB", "yes"]
+    assert found[1][5:] == ["256 MiB + KV", "yes"]
+    assert found[2][2:] == ["strange", "bf16", "no", "256 MiB + KV", "yes"]
+    assert found[3][2:] == ["llama", "bf16", "no", "257 MiB", "yes"]
 
 
 def test_what_is_missing_is_said(
@@ -194,6 +195,8 @@ def test_a_model_is_shown_by_name_or_path(
         "chat_template": True,
         "tools": True,
         "served": "batched",
+        "vision": False,
+        "no_vision": "takes text only",
         "needs": 64 + 32 + OVERHEAD + LEAST_POOL,
         "needs_is_complete": True,
         "missing": 0,
@@ -212,7 +215,28 @@ def test_what_is_known_is_shown_line_by_line(
     assert shown["fits"] == "yes"
     assert shown["chat"] == "has a chat template"
     assert shown["tools"] == "its template shows tools"
+    assert shown["images"] == "takes text only"
     assert "problem" not in shown
+
+
+def test_a_vision_model_takes_images_where_mlx_vlm_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {"model_type": "llama", "num_hidden_layers": 2}
+    config = {"text_config": text, "vision_config": {}, "image_token_id": 7}
+    write_folder(folder / "sees", model_type="smolvlm", **config)
+    monkeypatch.setattr(vision, "find_spec", lambda _: object())
+    shown = models(capsys, "show", "sees")
+    # As its text part, a type of mlx-lm.
+    assert (shown["served"], shown["vision"], shown["no_vision"]) == ("batched", True, None)
+    assert "takes images" in "\n".join(lines(capsys, "show", "sees"))
+    assert main(["models", "list"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(vision, "find_spec", lambda _: None)
+    assert f"{HOW_TO_SEE} adds it" in "\n".join(lines(capsys, "show", "sees"))
+    assert main(["models", "list"]) == 0
+    line = f"1 more would take images with mlx-vlm: {HOW_TO_SEE}\n"
+    assert capsys.readouterr().err == line
 
 
 def test_what_is_not_known_is_not_guessed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,6 +246,7 @@ def test_what_is_not_known_is_not_guessed(folder: Path, capsys: pytest.CaptureFi
     assert "256 MiB + KV at least" in text
     shown = models(capsys, "show", "file")
     assert (shown["served"], shown["context"]) == ("not known before it is loaded", None)
+    assert (shown["vision"], shown["no_vision"]) == (None, None)
     text = "\n".join(lines(capsys, "show", "file"))
     assert "has no chat template" in text
     damaged = "\n".join(lines(capsys, "show", "damaged", status=1))

@@ -103,6 +103,64 @@ def test_a_response_that_grows_drops_others_and_the_newest_always_stays() -> Non
         assert store.get("me", "new") is not None
 
 
+def seeing(*images: str, body: str = "") -> StoredResponse:
+    """Return a response to images, whose names stand for their digests."""
+    return StoredResponse(body, "", True, images={image: f"data:{image}" for image in images})
+
+
+def kept_images(folder: Path) -> list[str]:
+    with closing(sqlite3.connect(folder / "responses.sqlite")) as other:
+        return sorted(url for (url,) in other.execute("SELECT url FROM images"))
+
+
+def test_an_image_is_there_once_for_each_owner_as_long_as_a_response_has_it(tmp_path: Path) -> None:
+    with closing(ResponseStore(folder=tmp_path)) as store:
+        for name, images in {"r": "a", "s": "ab", "t": "abb"}.items():
+            store.put("me", name, seeing(*images))
+        store.put("you", "yours", seeing("a"))
+        assert store.get("me", "s") == seeing("a", "b")
+        assert kept_images(tmp_path) == ["data:a", "data:a", "data:b"]
+        store.delete("me", "s")
+        store.put("me", "t", response("done"))
+        assert store.get("me", "t") == StoredResponse(
+            "done", "", True, images=seeing("a", "b").images
+        )
+        store.delete("me", "t")
+        assert kept_images(tmp_path) == ["data:a", "data:a"]
+        store.delete("me", "r")
+        assert kept_images(tmp_path) == ["data:a"]
+        assert store.get("you", "yours") == seeing("a")
+
+
+def test_an_image_that_is_shared_counts_once(tmp_path: Path) -> None:
+    large, other = "a" * 35, "b" * 35
+    with closing(ResponseStore(StoreLimits(max_bytes=100), tmp_path)) as store:
+
+        def kept() -> str:
+            return "".join(n for n in "rstuvwxyz" if store.get("me", n) is not None)
+
+        # 40 bytes of the image, and 10 of each.
+        for name in "rstuvw":
+            store.put("me", name, seeing(large, body=10 * name))
+        assert kept() == "rstuvw"
+        store.put("me", "x", seeing(large, body=10 * "x"))
+        assert kept() == "stuvwx"
+        # The new one has another one, and its image is not with any other.
+        store.put("me", "y", seeing(other, body=10 * "y"))
+        assert kept() == "xy"
+        store.put("me", "z", seeing(other, body=10 * "z"))
+        assert kept() == "yz"
+        assert kept_images(tmp_path) == [f"data:{other}"]
+
+
+def test_images_are_gone_with_the_time_of_their_responses(tmp_path: Path, clock: Clock) -> None:
+    with closing(ResponseStore(StoreLimits(max_age=60), tmp_path, clock)) as store:
+        store.put("me", "old", seeing("a", "b"))
+        clock.now += 61
+        store.put("me", "new", seeing("b"))
+        assert kept_images(tmp_path) == ["data:b"]
+
+
 def test_a_response_is_gone_after_its_time(store: ResponseStore, clock: Clock) -> None:
     store.put("me", "old", response(item="text"))
     clock.now += 60

@@ -1,5 +1,6 @@
 """What a model needs is read from files that are here, and nothing is downloaded for it."""
 
+import json
 from pathlib import Path
 
 import huggingface_hub
@@ -8,9 +9,11 @@ import pytest
 from batching.config import EngineConfig
 from batching.fit.weights import Compute
 from batching.machine import Machine
+from batching.model_files import vision
 from batching.model_files.references import BUNDLED_MODEL
+from batching.model_info import TEXT_ONLY, VisionModel
 from batching.models.model_state import MemoryNeed
-from batching.models.needs import local_path, memory_need
+from batching.models.needs import local_path, memory_need, vision_on_disk
 
 MACHINE = Machine(Compute.KERNELS, 1 << 34, None)
 MIB = 1 << 20
@@ -43,6 +46,21 @@ def test_of_what_is_not_here_or_is_no_model_nothing_is_known(tmp_path: Path) -> 
     damaged.write_bytes(b"no model")
     for model in ("org/not-downloaded", str(tmp_path / "none.gguf"), str(tmp_path), str(damaged)):
         assert memory_need(EngineConfig(model=model, model_id="m"), MACHINE) is None
+
+
+def test_whether_a_model_takes_images_is_read_from_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(model: object) -> object:
+        return vision_on_disk(EngineConfig(model=str(model), model_id="m"))
+
+    monkeypatch.setattr(vision, "find_spec", lambda _: object())
+    assert found(BUNDLED_MODEL) is TEXT_ONLY
+    assert found("org/not-downloaded") is None
+    assert found(tmp_path) is None
+    config = {"model_type": "llava", "vision_config": {}, "image_token_index": 7}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert found(tmp_path) == VisionModel(tmp_path, "llava", 7)
 
 
 def test_a_repository_is_found_in_the_hubs_cache(

@@ -1,9 +1,10 @@
 """The stored responses of one client."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
 
 import anyio
 from fastapi import Request
@@ -27,6 +28,18 @@ from app.storage.responses import ResponseStore, StoredResponse
 from batching import InvalidRequest
 
 _UNFINISHED: Final = ("queued", "in_progress")
+# An image that is stored apart is an object with its digest, where a client has the text of a URL.
+_DIGEST: Final = "sha256"
+_DATA: Final = "data:"
+
+Item = dict[str, Any]
+
+
+class StoredInput(NamedTuple):
+    """The list of items that a response responds to, as JSON, and the images that it names by their digests."""
+
+    items: str
+    images: Mapping[str, str]
 
 
 class OwnResponses:
@@ -38,7 +51,7 @@ class OwnResponses:
         self._owner = client_of(request).key_digest
         self._max_characters = server_state(request).settings.max_body_bytes
 
-    async def put(self, response: ResponseObject, input_items: Callable[[], str]) -> None:
+    async def put(self, response: ResponseObject, input_items: Callable[[], StoredInput]) -> None:
         """Add or update a response, to the end also if the caller's task is cancelled meanwhile.
 
         input_items: the list of what it responds to; called in a worker thread.
@@ -51,7 +64,8 @@ class OwnResponses:
             body = response.model_dump_json(exclude_unset=True)
             is_finished = response.status not in _UNFINISHED
             items = {item.id: item.model_dump_json(exclude_unset=True) for item in response.output}
-            stored = StoredResponse(body, input_items(), is_finished, items)
+            given = input_items()
+            stored = StoredResponse(body, given.items, is_finished, items, given.images)
             self._store.put(self._owner, response.id, stored)
 
         # To its end: the response of a cancelled task must not be replaced by this one later.
@@ -114,15 +128,17 @@ class _Resolver:
             resolved.append(known)
         return resolved
 
-    def _history(self, response_id: str) -> list[dict[str, Any]]:
+    def _history(self, response_id: str) -> list[Item]:
         stored = self._store.get(self._owner, response_id)
         if stored is None:
             raise PreviousResponseNotFound(response_id)
         if not stored.is_finished:
             raise InvalidRequest("previous_response_id", "this response is not finished")
         output = json.loads(stored.body)["output"]
-        self._count(len(stored.input) + len(json.dumps(output)))
-        return [*json.loads(stored.input), *output]
+        items = stored_items(stored)
+        num_in_images = sum(len(part["image_url"]) for part in _parts_with_urls(items))
+        self._count(len(stored.input) + num_in_images + len(json.dumps(output)))
+        return [*items, *output]
 
     def _item(self, index: int, item_id: str) -> InputItem:
         if item_id not in self._read:
@@ -159,12 +175,35 @@ def _reread(stored: dict[str, Any], param: str) -> InputItem:
     return item
 
 
-def stored_input(items: Iterable[InputItem]) -> str:
+def stored_input(items: Iterable[InputItem]) -> StoredInput:
     """Return the list of items; one whose id is there already gets another, as pages end at ids."""
-    stored: dict[str, dict[str, Any]] = {}
+    stored: dict[str, Item] = {}
     for item in items:
         fields = item.to_stored()
         if fields["id"] in stored:
             fields = item.model_copy(update={"id": None}).to_stored()
         stored[fields["id"]] = fields
-    return json.dumps(list(stored.values()))
+    images: dict[str, str] = {}
+    for part in _parts_with_urls(stored.values()):
+        if (url := part["image_url"])[: len(_DATA)].lower() == _DATA:
+            digest = sha256(url.encode()).hexdigest()
+            images[digest] = url
+            part["image_url"] = {_DIGEST: digest}
+    return StoredInput(json.dumps(list(stored.values())), images)
+
+
+def stored_items(stored: StoredResponse) -> list[Item]:
+    """Return the items that a response responds to, with their images."""
+    items: list[Item] = json.loads(stored.input)
+    for part in _parts_with_urls(items):
+        if isinstance(url := part["image_url"], dict):
+            part["image_url"] = stored.images[url[_DIGEST]]
+    return items
+
+
+def _parts_with_urls(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+    """Yield the images of messages and of outputs of calls; an uploaded one has no URL."""
+    for item in items:
+        for parts in (item.get("content"), item.get("output")):
+            if isinstance(parts, list):
+                yield from (part for part in parts if "image_url" in part)

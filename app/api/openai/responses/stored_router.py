@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from app.api.openai.responses.output_items import ResponseError, ResponseObject
-from app.api.openai.responses.stored import OwnResponses
+from app.api.openai.responses.stored import OwnResponses, StoredInput, stored_items
 from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import prepared, written
 from app.server_state import server_state
@@ -76,7 +76,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
             if not stored.is_finished:
                 response = ResponseObject.model_validate_json(stored.body)
                 response.status = "cancelled"
-                await own.put(response, partial(str, stored.input))
+                await own.put(response, partial(StoredInput, stored.input, stored.images))
     return await _current(request, response_id)
 
 
@@ -92,7 +92,7 @@ async def list_input_items(
     own = OwnResponses(request)
 
     def page() -> str:
-        items: list[dict[str, Any]] = json.loads(own.read(response_id).input)
+        items = stored_items(own.read(response_id))
         rest = _after(items if order == "asc" else items[::-1], after)
         page = rest[:limit]
         return InputItemList(

@@ -18,6 +18,7 @@ from batching.backend.devices import Gpu
 from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.vision.opening import open_vision
+from batching.backend.vision.text_part import has_text_part
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
 from batching.engine.load_slices import ONE_SLICE
@@ -25,7 +26,9 @@ from batching.engine.loaded_engine import LoadedEngine
 from batching.fit.weights import Compute, weight_bytes
 from batching.inputs.sampling_params import SamplingParams
 from batching.model_files.description import describe
-from batching.model_info import NoVision
+from batching.model_files.model_types import served_as
+from batching.model_files.vision import declared_vision
+from batching.model_info import NoVision, VisionModel
 from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from tests.support.host_kernels import HostKernels
@@ -229,6 +232,15 @@ def test_a_family_that_is_not_tried_is_served_without_its_vision_part(tmp_path: 
     found = open_vision(str(tmp_path / "model"), nn.Module(), None, Changes(), ONE_SLICE, 64)
     assert isinstance(found, NoVision)
     assert "images of the type mllama are not supported; those of gemma3, " in found.reason
+
+
+def test_every_family_is_known_by_its_config() -> None:
+    for config in (family.config for family in FAMILIES.values()):
+        assert isinstance(declared_vision(config, Path()), VisionModel)
+        text_type = config["text_config"]["model_type"]
+        # A type that mlx-lm lacks is served by its text part.
+        assert has_text_part(config) == (served_as(config["model_type"]) is None)
+        assert served_as(config["model_type"], text_type)
 
 
 def test_the_memory_of_a_vision_model_is_known_before_it_is_loaded(tmp_path: Path) -> None:
