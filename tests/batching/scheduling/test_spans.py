@@ -1,4 +1,4 @@
-"""Tokens of an image that see each other: no step cuts them, and nobody waits for ever. Traces of the scheduler."""
+"""Tokens of an image that see each other: no step cuts them, and none waits for ever. Traces of the scheduler."""
 
 from collections.abc import Sequence
 
