@@ -50,6 +50,7 @@ from batching.inputs.sequence_spec import SequenceSpec
 from batching.machine import Machine, report_backend, this_machine
 from batching.media.image_decoder import ImageDecoder, Pixels, TooManyPixels, UnreadableImage
 from batching.media.image_processor import ImageProcessor, UnfitImage
+from batching.media.pdf_reader import PdfReader, TooManyPages, TooMuchText, UnreadablePdf
 from batching.model_files.description import ModelDescription, describe, outline, read_config
 from batching.model_files.model_types import served_as
 from batching.model_files.references import (
@@ -140,6 +141,7 @@ __all__ = [
     "NoVision",
     "NotRegular",
     "Observers",
+    "PdfReader",
     "Pixels",
     "PlacedImage",
     "PoolTooLarge",
@@ -167,9 +169,12 @@ __all__ = [
     "TokenOutput",
     "TokenStream",
     "Tokenizer",
+    "TooManyPages",
     "TooManyPixels",
+    "TooMuchText",
     "UnfitImage",
     "UnreadableImage",
+    "UnreadablePdf",
     "UnsupportedKVDType",
     "Vector",
     "VisionModel",

@@ -201,6 +201,8 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
         ("batching.media.decode_process", "PIL"),
         ("batching.media.image_decoder", "numpy"),
         ("batching.media.image_processor", "numpy"),
+        ("batching.media.pdf_process", "pypdfium2"),
+        ("batching.media.pdf_reader", "numpy"),
         ("batching.model_files.gguf_header", "gguf"),
         # It knows where its cache is.
         ("batching.models.needs", "huggingface_hub"),

@@ -10,8 +10,15 @@ from fastapi import Request
 from app.api.serving import client_of
 from app.media.fetch import too_large
 from app.media.model_images import RequestedImage
-from app.prompts.file_text import UnreadableFile, file_text
-from app.prompts.image_marks import Attachment, FileSource, ImageSource
+from app.prompts.file_text import (
+    UnreadableFile,
+    decoded,
+    file_text,
+    is_pdf,
+    pdf_text,
+    shown_name,
+)
+from app.prompts.image_marks import Attachment, FileSource, ImageSource, PdfFile, PdfPage
 from app.prompts.render import Attached
 from app.server_state import server_state
 from app.settings import env_name
@@ -29,24 +36,22 @@ async def attached_to(
     """Return what stands for the images and files of a conversation, by their marks.
 
     Raises:
-        InvalidRequest: the model takes no images or not so many, or the client has no such file.
-        InvalidImage, ImageReaderLost: see `ModelImages.read`.
+        InvalidRequest: the model takes no images or not so many, or a file cannot be read or is none of the client's.
+        InvalidImage, ImageReaderLost, PdfReaderLost: see `ModelImages.read`.
     """
     if not attachments:
         return {}
     files = _ClientFiles(request)
-    images = {
-        mark: RequestedImage(source, param)
-        for mark, (source, param) in attachments.items()
-        if isinstance(source, ImageSource)
-    }
+    texts: dict[str, str] = {}
+    images: dict[str, RequestedImage] = {}
+    for mark, (source, param) in attachments.items():
+        if isinstance(source, ImageSource):
+            images[mark] = RequestedImage(source, param)
+        else:
+            texts[mark], scans = await files.text(source, param)
+            images |= {scan.mark: RequestedImage(scan, param) for scan in scans}
     key = client_of(request).name
     made = await server_state(request).images.read(model, images, key, files.image)
-    texts = {
-        mark: await files.text(source, param)
-        for mark, (source, param) in attachments.items()
-        if isinstance(source, FileSource)
-    }
     return {**made, **texts}
 
 
@@ -60,6 +65,10 @@ class _ClientFiles:
         # As much as a body could hold.
         self._max_text = server_state(request).settings.max_body_bytes
         self._num_left = self._max_text
+        self._pdfs = server_state(request).images.pdfs
+        self._key = client_of(request).name
+        # Of all PDFs so far.
+        self._pages: list[str | PdfPage] = []
 
     async def image(self, file_id: str, param: str) -> bytes:
         """Return the file of an image.
@@ -72,21 +81,40 @@ class _ClientFiles:
             raise too_large(self._max_image, param)
         return data
 
-    async def text(self, source: FileSource, param: str) -> str:
-        """Return what a prompt has of a file that is a text.
+    async def text(self, source: FileSource, param: str) -> tuple[str, list[PdfPage]]:
+        """Return what a prompt has of a file, and the pages of which it has marks.
 
         Raises:
-            InvalidRequest: there is none of the client, it is no text, or all are too large together.
+            InvalidRequest: there is none of the client, it cannot be read, or all are too large together.
+            PdfReaderLost: a process was killed, or had no result in time.
         """
-        file, data = await self._read(source.file_id, param, self._num_left)
+        try:
+            data, name = await self._named(source, param)
+            if not is_pdf(data):
+                return await in_thread(partial(file_text, data, name)), []
+        except UnreadableFile as error:
+            raise InvalidRequest(param, str(error)) from None
+        file = PdfFile(data, shown_name(name))
+        pages = await self._pdfs.pages(file, param, self._key, self._pages)
+        self._pages += pages
+        scans = [page for page in pages if isinstance(page, PdfPage)]
+        return await in_thread(partial(pdf_text, pages, name)), scans
+
+    async def _named(self, source: FileSource, param: str) -> tuple[bytes, str | None]:
+        """Return a file and its name.
+
+        Raises:
+            InvalidRequest: there is none of the client, or all are too large together.
+            UnreadableFile: it is no base64.
+        """
+        if source.form == "base64":
+            return await in_thread(partial(decoded, source.value)), source.name
+        file, data = await self._read(source.value, param, self._num_left)
         if data is None:
             limit = f"{self._max_text} bytes ({env_name('max_body_bytes')})"
             raise InvalidRequest(param, f"the files are larger than the limit of {limit}")
         self._num_left -= len(data)
-        try:
-            return await in_thread(partial(file_text, data, source.name or file.filename))
-        except UnreadableFile as error:
-            raise InvalidRequest(param, str(error)) from None
+        return data, source.name or file.filename
 
     async def _read(
         self, file_id: str, param: str, max_bytes: int

@@ -1,1 +1,1 @@
-"""The images of requests: base64, and files of hosts that the operator lists."""
+"""The images and PDFs of requests: base64, files of clients, and of hosts that the operator lists."""

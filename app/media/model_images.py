@@ -1,4 +1,4 @@
-"""Makes of the images of requests what a model takes."""
+"""Makes of the images of requests, and of pages of PDFs, what a model takes."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from app.http.errors.invalid_requests import InvalidImage
 from app.media.image_reader import ImageReader, ImageReaderLost, image_reader
-from app.prompts.image_marks import ImageSource
+from app.media.pdf_files import PdfFiles
+from app.prompts.image_marks import ImageSource, PdfPage
 from app.prompts.image_places import image_text
 from app.settings import Settings, env_name
 from app.worker_threads import WorkerThreads
@@ -18,6 +19,7 @@ from batching import (
     ImageProcessor,
     InvalidRequest,
     ModelInfo,
+    Pixels,
     SandboxLost,
     UnfitImage,
     VisionModel,
@@ -35,10 +37,22 @@ ReadFile = Callable[[str, str], Awaitable[bytes]]
 
 
 class RequestedImage(NamedTuple):
-    """An image of a request, and the field that has it, for errors."""
+    """An image of a request, or a page that has no text, and the field that has it, for errors."""
 
-    source: ImageSource
+    source: ImageSource | PdfPage
     param: str
+
+    @property
+    def shown(self) -> str:
+        """How messages name it."""
+        return self.source.shown if isinstance(self.source, PdfPage) else "the image"
+
+
+class _Picture(NamedTuple):
+    """What shows the pixels of an image, given how many at most, and what tells it from others."""
+
+    identity: bytes
+    pixels: Callable[[int], Pixels]
 
 
 class ModelImages:
@@ -54,6 +68,7 @@ class ModelImages:
     def __init__(
         self,
         reader: ImageReader,
+        pdfs: PdfFiles,
         *,
         num_workers: int,
         max_images: int,
@@ -61,6 +76,7 @@ class ModelImages:
         max_kept: int,
     ) -> None:
         self._reader = reader
+        self.pdfs = pdfs
         self._threads = WorkerThreads(num_workers)
         self._num_workers = num_workers
         self._max_images = max_images
@@ -86,34 +102,46 @@ class ModelImages:
         Raises:
             InvalidRequest: the model takes no images, or not so many.
             InvalidImage: one cannot be read.
-            ImageReaderLost: a process was killed, or had no result in time.
+            ImageReaderLost, PdfReaderLost: a process was killed, or had no result in time.
         """
         if not images:
             return {}
         first = next(iter(images.values()))
         if not isinstance(model.vision, VisionModel):
-            message = f"{first.param}: an image cannot be read: this model {model.vision.reason}"
+            what = "an image"
+            if isinstance(first.source, PdfPage):
+                what = f"{first.source.shown} has no text, and an image of it"
+            message = f"{first.param}: {what} cannot be read: this model {model.vision.reason}"
             raise InvalidRequest(first.param, message)
         if len(images) > self._max_images:
             limit = f"{self._max_images} ({env_name('max_images')})"
             raise InvalidRequest(
-                first.param, f"the request has more images than the limit of {limit}"
+                first.param,
+                f"the request has more images, pages without text included, than the limit of {limit}",
             )
         read: dict[str, ImageInput] = {}
         for mark, image in images.items():
-            data = await self._data(image, read_file)
-            make = partial(self._made, model, model.vision, image, data)
+            picture = await self._picture(image, read_file)
+            make = partial(self._made, model, model.vision, image, picture)
             read[mark] = await self._threads.run(make, key)
         return read
 
     def close(self) -> None:
         """End all processes."""
         self._reader.close()
+        self.pdfs.close()
         for processor in self._processors.values():
             processor.close()
 
-    async def _data(self, image: RequestedImage, read_file: ReadFile) -> bytes:
+    async def _picture(self, image: RequestedImage, read_file: ReadFile) -> _Picture:
         source, param = image
+        if isinstance(source, PdfPage):
+            show = partial(self.pdfs.pixels, source, param)
+            return _Picture(source.mark.encode(), show)
+        data = await self._data(source, param, read_file)
+        return _Picture(data, partial(self._reader.pixels, data, param))
+
+    async def _data(self, source: ImageSource, param: str, read_file: ReadFile) -> bytes:
         if source.form == "base64":
             return await self._reader.from_base64(source.value, param)
         if source.form == "file":
@@ -121,20 +149,20 @@ class ModelImages:
         return await self._reader.from_url(source.value, param)
 
     def _made(
-        self, model: ModelInfo, vision: VisionModel, image: RequestedImage, data: bytes
+        self, model: ModelInfo, vision: VisionModel, image: RequestedImage, picture: _Picture
     ) -> ImageInput:
         max_pixels = _pixels_of(image.source, self._max_pixels)
         text = image_text(model).text
-        digest = sha256(repr((vision, text, max_pixels)).encode() + data).digest()
+        digest = sha256(repr((vision, text, max_pixels)).encode() + picture.identity).digest()
         with self._lock:
             if (kept := self._kept.get(digest)) is not None:
                 self._kept.move_to_end(digest)
                 return kept
-        pixels = self._reader.pixels(data, image.param, max_pixels)
+        pixels = picture.pixels(max_pixels)
         try:
             made = self._processor(vision, text).process(pixels)
         except UnfitImage as error:
-            raise InvalidImage(image.param, f"the image {error}") from None
+            raise InvalidImage(image.param, f"{image.shown} {error}") from None
         except SandboxLost:
             raise ImageReaderLost from None
         self._keep(digest, made)
@@ -167,6 +195,7 @@ def model_images(settings: Settings) -> ModelImages:
     """
     return ModelImages(
         image_reader(settings),
+        PdfFiles(settings.media_workers),
         num_workers=settings.media_workers,
         max_images=settings.max_images,
         max_pixels=settings.vision_pixels,
@@ -174,5 +203,6 @@ def model_images(settings: Settings) -> ModelImages:
     )
 
 
-def _pixels_of(source: ImageSource, max_pixels: int) -> int:
-    return min(max_pixels, _LOW_PIXELS) if source.detail == "low" else max_pixels
+def _pixels_of(source: ImageSource | PdfPage, max_pixels: int) -> int:
+    is_low = isinstance(source, ImageSource) and source.detail == "low"
+    return min(max_pixels, _LOW_PIXELS) if is_low else max_pixels

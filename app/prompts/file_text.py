@@ -4,7 +4,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import Final
 
-from app.prompts.image_marks import Source, joined
+from app.prompts.image_marks import PdfPage, Source, joined
 
 _DATA: Final = "data:"
 _PDF: Final = b"%PDF-"
@@ -38,16 +38,34 @@ def file_text(data: bytes, name: str | None) -> str:
     Raises:
         UnreadableFile: it is no text.
     """
-    shown = "the file" if name is None else f"the file {name[:_MAX_NAME]!r}"
-    if _PDF in data[:_PDF_HEAD]:
-        raise UnreadableFile(f"{shown} is a PDF, and a PDF cannot be read here: send its text")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise UnreadableFile(f"{shown} is no text in UTF-8, and others cannot be read here")
+        raise UnreadableFile(
+            f"{shown_name(name)} is no PDF and no text in UTF-8, and others cannot be read here"
+        )
     return joined(document([text], name))
+
+
+def is_pdf(data: bytes) -> bool:
+    return _PDF in data[:_PDF_HEAD]
+
+
+def pdf_text(pages: Sequence[str | PdfPage], name: str | None) -> str:
+    """Return what a prompt has of a PDF: the texts of its pages, or marks of them, with its name."""
+    lines: list[str | Source] = []
+    for number, page in enumerate(pages, 1):
+        lines.append(f"<page {number}>")
+        if page:
+            lines.append(page if isinstance(page, str) else page.mark)
+    return joined(document(lines, name))
+
+
+def shown_name(name: str | None) -> str:
+    """Return how messages name a file."""
+    return "the file" if name is None else f"the file {name[:_MAX_NAME]!r}"
 
 
 def document(parts: Sequence[str | Source], name: str | None) -> list[str | Source]:

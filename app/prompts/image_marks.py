@@ -37,20 +37,53 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file that the client has uploaded, whose text is to be in the prompt.
+    """A file whose text is to be in the prompt.
 
+    value: the id of a file that the client has uploaded, or base64, also in a `data:` URL.
     name: None is the one that it was uploaded with.
     """
 
-    file_id: str
+    value: str
+    form: Literal["file", "base64"] = "file"
     name: str | None = None
 
     @cached_property
     def mark(self) -> str:
-        return _mark(f"text {self.file_id} {self.name}")
+        return _mark(f"text {self.form} {self.name} {self.value}")
 
 
 Source = ImageSource | FileSource
+
+
+@dataclass(frozen=True)
+class PdfFile:
+    """A PDF that a request has.
+
+    shown: how messages name it.
+    """
+
+    data: bytes
+    shown: str
+
+    @cached_property
+    def digest(self) -> str:
+        return sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True)
+class PdfPage:
+    """A page of a PDF that is to be in the prompt as an image; the first has the number 1."""
+
+    file: PdfFile
+    number: int
+
+    @cached_property
+    def mark(self) -> str:
+        return _mark(f"page {self.number} {self.file.digest}")
+
+    @property
+    def shown(self) -> str:
+        return f"page {self.number} of {self.file.shown}"
 
 
 class Attachment(NamedTuple):

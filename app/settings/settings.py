@@ -195,7 +195,7 @@ class Settings(EngineSettings):
     media_workers: int = Field(
         default=2,
         ge=1,
-        description="Most processes that read images, one image at a time each.",
+        description="Most processes that read images, and as many for PDFs, one at a time each.",
     )
     media_domains: str = Field(
         default="",

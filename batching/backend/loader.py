@@ -38,6 +38,7 @@ from batching.backend.pooling.description import (
 )
 from batching.backend.pooling.trunk_weights import trunk_classes, trunk_config
 from batching.backend.rotation import rotation_of
+from batching.backend.vision.mlx_vlm_text import text_model_classes
 from batching.backend.vision.text_part import has_text_part, text_part_classes
 from batching.backend.weights.dequantize import dequantize
 from batching.backend.weights.empty_groups import empty_groups_rejected
@@ -47,7 +48,7 @@ from batching.engine.load_slices import ONE_SLICE, LoadCancelled, LoadSlices
 from batching.errors import ModelLoadError
 from batching.model_files.context_length import declared_context
 from batching.model_files.gguf_header import read_header
-from batching.model_files.model_types import RENAMED
+from batching.model_files.model_types import RENAMED, TEXT_OF_MLX_VLM
 from batching.model_files.references import (
     BUNDLED_MODEL as BUNDLED_MODEL,
     HOW_TO_BUNDLE,
@@ -290,7 +291,9 @@ def _mlx_model(path: Path, changes: Config, trust_remote_code: bool) -> tuple[nn
     if (path / MODULES).is_file():
         options["get_model_classes"] = trunk_classes
         changes = changes | trunk_config(path)
-    elif has_text_part(load_config(path)):
+    elif (config := load_config(path)).get("model_type") in TEXT_OF_MLX_VLM:
+        options["get_model_classes"] = text_model_classes
+    elif has_text_part(config):
         options["get_model_classes"] = text_part_classes
     with empty_groups_rejected():
         model, config = load_mlx_model(path, model_config=changes, **options)

@@ -324,7 +324,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **_types(
         _all_alike,
         "Klear apertus bailing_moe cohere deepseek dots1 ernie4_5 ernie4_5_moe exaone gemma gemma2 glm glm4 "
-        "glm4_moe granite granitemoe helium hunyuan_v1_dense internlm2 internlm3 lille-130m llama4_text mimo "
+        "glm4_moe glm4v glm4v_moe granite granitemoe helium hunyuan_v1_dense internlm2 internlm3 lille-130m llama4_text mimo "
         "minicpm minimax mistral3 mixtral nanochat nemotron olmo2 olmoe phi phi3 phimoe pixtral qwen2 "
         "qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open starcoder2 "
         "telechat3",

@@ -1,1 +1,1 @@
-"""Images: decoded in processes with limits."""
+"""Images and PDFs: read in processes with limits."""

@@ -1,6 +1,6 @@
 """The model types of mlx-lm: their other names, and how tiny models of each are served.
 
-docs/model-types.md says the same; a test compares them.
+docs/model-types.md says the same; a test compares them.  There are two text models of mlx-vlm beside them.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,15 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 }
 # Types that mlx-lm has under another name, and does not map itself.
 RENAMED: Final = {"lfm2_vl": "lfm2-vl"}
+# Those whose text model is mlx-vlm's: mlx-lm has none.
+TEXT_OF_MLX_VLM: Final = ("glm4v", "glm4v_moe")
 # Those whose vision part is served: their log probabilities are tested to be those of the plain pass.  The prompts of
 # PaliGemma see ahead as a whole; mllama attends to images across.
 VISION_TYPES: Final = (
     "gemma3",
     "gemma4",
+    "glm4v",
+    "glm4v_moe",
     "idefics3",
     "lfm2_vl",
     "lfm2-vl",
@@ -77,6 +81,10 @@ def module_of(model_type: str) -> str:
 
 
 def served_as(*model_types: str | None) -> str | None:
-    """Return how models of the first of these types are served that mlx-lm has; None if it has none."""
-    known = (SERVED.get(module_of(model_type)) for model_type in model_types if model_type)
+    """Return how models of the first of these types are served that has a text model; None if none has."""
+    known = (_served_as(model_type) for model_type in model_types if model_type)
     return next((how for how in known if how), None)
+
+
+def _served_as(model_type: str) -> str | None:
+    return "batched" if model_type in TEXT_OF_MLX_VLM else SERVED.get(module_of(model_type))

@@ -394,6 +394,56 @@ _GEMMAS: Final[Mapping[str, Family]] = {
 }
 
 
+# Their text models are mlx-vlm's.
+_GLM_VISION: Final[Config] = {
+    **_VISION,
+    "depth": 2,
+    "out_hidden_size": 64,
+    "num_heads": 2,
+    "patch_size": 14,
+    "image_size": 112,
+}
+_GLM_TEXT: Final[Config] = {
+    **_TEXT,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+}
+_GLMS: Final[Mapping[str, Family]] = {
+    "glm4v": Family(
+        {
+            **_TOKENS,
+            "model_type": "glm4v",
+            "text_config": _GLM_TEXT | {"model_type": "glm4v_text"},
+            "vision_config": _GLM_VISION | {"model_type": "glm4v"},
+        },
+        _with_grid(14),
+    ),
+    "glm4v_moe": Family(
+        {
+            **_TOKENS,
+            "model_type": "glm4v_moe",
+            "text_config": {
+                **_GLM_TEXT,
+                "model_type": "glm4v_moe_text",
+                "moe_intermediate_size": 24,
+                "norm_topk_prob": True,
+                "n_group": 1,
+                "topk_group": 1,
+                "n_shared_experts": 1,
+                "n_routed_experts": 4,
+                "routed_scaling_factor": 1.0,
+                "num_experts_per_tok": 2,
+                "first_k_dense_replace": 1,
+                "use_qk_norm": False,
+            },
+            "vision_config": _GLM_VISION | {"model_type": "glm4v_moe"},
+        },
+        _with_grid(14),
+    ),
+}
+
+
 def _variant(family: Family, model_type: str, *of_parts: str, **of_text: Any) -> Family:
     """Return a family that differs from another one in its types, of text and tower too, and its text model."""
     config = family.config
@@ -415,6 +465,7 @@ _EXPERTS: Final[Config] = {
 FAMILIES: Final[Mapping[str, Family]] = {
     **_FAMILIES,
     **_GEMMAS,
+    **_GLMS,
     "qwen2_vl": Family(
         {
             **_TOKENS,

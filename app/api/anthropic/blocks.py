@@ -55,7 +55,7 @@ class UrlImage(RequestModel):
 
 
 class UploadedFile(RequestModel):
-    """A file of `/v1/files`: an image, or a text as a document."""
+    """A file of `/v1/files`: an image, or a text or a PDF as a document."""
 
     type: Literal["file"]
     file_id: GivenName
@@ -64,7 +64,7 @@ class UploadedFile(RequestModel):
         return ImageSource(self.file_id, "file")
 
     def parts(self, title: str | None) -> list[str | Source]:
-        return [FileSource(self.file_id, title)]
+        return [FileSource(self.file_id, name=title)]
 
 
 class ImageParam(RequestModel):
@@ -96,6 +96,15 @@ class TextSource(RequestModel):
         return document([self.data], title)
 
 
+class Base64Pdf(RequestModel):
+    type: Literal["base64"]
+    media_type: Literal["application/pdf"]
+    data: Text
+
+    def parts(self, title: str | None) -> list[str | Source]:
+        return [FileSource(self.data, "base64", title)]
+
+
 _SourceBlock = Annotated[TextParam | ImageParam, Field(discriminator="type")]
 
 
@@ -112,9 +121,8 @@ class BlocksSource(RequestModel):
 
 
 def _check_source(source: Any) -> Any:
-    """Reject the sources of a PDF, of which Anthropic's API has two."""
-    if isinstance(source, dict) and source.get("type") in ("base64", "url"):
-        raise field_error("a PDF cannot be read here: send its text")
+    if isinstance(source, dict) and source.get("type") == "url":
+        raise field_error("a file by URL cannot be read here: send its data or a file_id")
     return source
 
 
@@ -123,13 +131,21 @@ class DocumentParam(RequestModel):
 
     type: Literal["document"]
     source: Annotated[
-        Annotated[TextSource | BlocksSource | UploadedFile, Field(discriminator="type")],
+        Annotated[
+            TextSource | BlocksSource | UploadedFile | Base64Pdf, Field(discriminator="type")
+        ],
         BeforeValidator(_check_source),
     ]
     title: Text | None = None
     context: Text | None = None
 
-    @property
+    @model_validator(mode="after")
+    def _hash(self) -> Self:
+        # Here, as a thread validates what is large.
+        _ = [part.mark for part in self.parts if not isinstance(part, str)]
+        return self
+
+    @cached_property
     def parts(self) -> list[str | Source]:
         """What it has in the prompt."""
         return [*filter(None, [self.context]), *self.source.parts(self.title)]

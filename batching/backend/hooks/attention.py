@@ -1,5 +1,6 @@
 """The hook for attention: replaces the function that mlx-lm's models call."""
 
+import sys
 from types import ModuleType
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from batching.backend.paged.kv_cache import LayerCache, SharedKeys
 from batching.backend.paged.latent_cache import Latents, PendingScores
 
 FUNCTION: Final = "scaled_dot_product_attention"
+_BASE_OF_MLX_VLM: Final = "mlx_vlm.models.base"
 
 
 def attention(
@@ -44,6 +46,7 @@ def hook_attention(model: nn.Module, changes: Changes) -> None:
 
 
 def attending_modules(model: nn.Module) -> list[ModuleType]:
-    """Return the Python modules of a model's classes that import mlx-lm's attention function."""
-    function = base.scaled_dot_product_attention
-    return [m for m in python_modules(model) if m is not base and original(m, FUNCTION) is function]
+    """Return the Python modules of a model's classes that import the attention function of mlx-lm, or mlx-vlm's."""
+    own = [base, *(sys.modules[name] for name in (_BASE_OF_MLX_VLM,) if name in sys.modules)]
+    functions = [vars(module)[FUNCTION] for module in own]
+    return [m for m in python_modules(model) if m not in own and original(m, FUNCTION) in functions]

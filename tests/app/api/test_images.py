@@ -34,7 +34,7 @@ RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 CHAT: Final = "/v1/chat/completions"
 FILES: Final = "/v1/files"
-PDF: Final = b"%PDF-1.7\n..."
+BINARY: Final = b"PK\3\4\xff"
 URL3: Final = data_url(picture(3))
 URL5: Final = data_url(picture(5, form="JPEG"), "image/jpeg")
 CALL: Final = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -373,14 +373,9 @@ CHAT_REFUSED: Final[list[tuple[Any, str, str]]] = [
     (user({"type": "file"}), "messages.0.content", "must have a file"),
     (user({"type": "file", "file": {}}), "messages.0.content", "its file_data or a file_id"),
     (
-        user({"type": "file", "file": {"file_data": base64_of(PDF), "filename": "a.pdf"}}),
+        user({"type": "file", "file": {"file_data": base64_of(BINARY)}}),
         "messages.0.content",
-        "the file 'a.pdf' is a PDF, and a PDF cannot be read here",
-    ),
-    (
-        user({"type": "file", "file": {"file_data": base64_of(b"PK\3\4\xff")}}),
-        "messages.0.content",
-        "the file is no text in UTF-8",
+        "the file is no PDF and no text in UTF-8",
     ),
     (user({"type": "file", "file": {"file_data": "?"}}), "messages.0.content", "not valid base64"),
     (
@@ -456,12 +451,26 @@ MESSAGES_REFUSED: Final[list[tuple[Any, str, str]]] = [
     (source("image", type="url", url="http://a/b.png"), IMAGE, "MEDIA_DOMAINS"),
     (source("image", type="file", file_id="file_1"), IMAGE, "'file_1'"),
     (
-        source("document", type="base64", media_type="application/pdf", data=base64_of(PDF)),
-        f"{DOCUMENT_FIELD}.source",
-        "a PDF cannot be read here",
+        source("document", type="base64", media_type="application/pdf", data="?"),
+        DOCUMENT_FIELD,
+        "the file is not valid base64",
     ),
-    (source("document", type="url", url="https://a"), f"{DOCUMENT_FIELD}.source", "a PDF cannot"),
-    (source("document", type="s3"), f"{DOCUMENT_FIELD}.source", "'text', 'content', 'file'"),
+    (
+        source("document", type="base64", media_type="application/pdf", data=base64_of(BINARY)),
+        DOCUMENT_FIELD,
+        "the file is no PDF and no text in UTF-8",
+    ),
+    (
+        source("document", type="base64", media_type="text/plain", data=""),
+        f"{DOCUMENT_FIELD}.source.base64.media_type",
+        "'application/pdf'",
+    ),
+    (source("document", type="url", url="https://a"), f"{DOCUMENT_FIELD}.source", "by URL"),
+    (
+        source("document", type="s3"),
+        f"{DOCUMENT_FIELD}.source",
+        "'text', 'content', 'file', 'base64'",
+    ),
     ({"type": "document"}, f"{DOCUMENT_FIELD}.source", "Field required"),
     ({"type": "document", "source": 1}, f"{DOCUMENT_FIELD}.source", "Input should be"),
     (
@@ -519,9 +528,9 @@ async def test_a_file_that_is_too_large_is_refused() -> None:
 
 async def test_a_file_that_is_gone_or_no_text_is_refused() -> None:
     async with seeing() as server:
-        binary, gone = await upload(server, PDF, "b.pdf"), await upload(server, b"a")
+        binary, gone = await upload(server, BINARY, "b.zip"), await upload(server, b"a")
         server.service.storage.batch.files.path(gone).unlink()
-        for file_id, reason in ((binary, "the file 'b.pdf' is a PDF"), (gone, "there is no file")):
+        for file_id, reason in ((binary, "the file 'b.zip' is no PDF"), (gone, "there is no file")):
             part = {"type": "input_file", "file_id": file_id}
             refused = await server.post(RESPONSES, {"input": [user(part)]})
             assert reason in refused_by_openai(refused)[1]

@@ -11,7 +11,8 @@ import pytest
 from app.http.errors.invalid_requests import InvalidImage
 from app.media.image_reader import ImageReaderLost, image_reader
 from app.media.model_images import ModelImages, RequestedImage, model_images
-from app.prompts.image_marks import ImageSource
+from app.media.pdf_files import PdfFiles
+from app.prompts.image_marks import ImageSource, PdfFile, PdfPage
 from app.settings import Settings
 from batching import ImageInput, InvalidRequest, ModelInfo, SandboxLost, VisionModel
 from tests.support.fake_images import (
@@ -23,6 +24,7 @@ from tests.support.fake_images import (
     fake_processors,
     picture,
 )
+from tests.support.pdfs import pdf
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +37,7 @@ def model(vision: VisionModel = VISION) -> ModelInfo:
     return ModelInfo("fake", known, known.end_token_ids, known.num_tokens, 100, vision=vision)
 
 
-def requested(*sources: ImageSource) -> dict[str, RequestedImage]:
+def requested(*sources: ImageSource | PdfPage) -> dict[str, RequestedImage]:
     return {source.mark: RequestedImage(source, PARAM) for source in sources}
 
 
@@ -44,7 +46,7 @@ async def no_file(file_id: str, param: str) -> bytes:
 
 
 async def read(
-    images: ModelImages, *sources: ImageSource, known: ModelInfo | None = None
+    images: ModelImages, *sources: ImageSource | PdfPage, known: ModelInfo | None = None
 ) -> list[ImageInput]:
     made = await images.read(known or model(), requested(*sources), "key", no_file)
     return [made[source.mark] for source in sources]
@@ -52,7 +54,12 @@ async def read(
 
 def kept_within(max_kept: int) -> ModelImages:
     return ModelImages(
-        image_reader(SETTINGS), num_workers=1, max_images=2, max_pixels=10_000, max_kept=max_kept
+        image_reader(SETTINGS),
+        PdfFiles(1),
+        num_workers=1,
+        max_images=2,
+        max_pixels=10_000,
+        max_kept=max_kept,
     )
 
 
@@ -132,6 +139,24 @@ async def test_the_processors_of_two_models_stay() -> None:
         assert AnyProcessor.closed == 1
         images.close()
         assert AnyProcessor.closed == 3
+
+
+async def test_a_page_is_drawn_by_a_process_that_ends() -> None:
+    with fake_processors():
+        images = kept_within(0)
+        (made,) = await read(images, PdfPage(PdfFile(pdf("a", None), "the file"), 2))
+        assert made.num_rows == 141
+        (process,) = images.pdfs._reader._sandbox._processes
+        assert process.is_running
+        images.close()
+        assert not process.is_running
+
+
+async def test_a_page_that_cannot_be_used_is_refused_by_name(images: ModelImages) -> None:
+    page = PdfPage(PdfFile(pdf(None, box="0 0 200 0.01"), "the file"), 1)
+    with pytest.raises(InvalidImage, match=r"^page 1 of the file is too flat") as caught:
+        await read(images, page)
+    assert caught.value.param == PARAM
 
 
 async def test_more_images_than_the_limit_are_refused(images: ModelImages) -> None:

@@ -7,6 +7,8 @@ from app.prompts.image_marks import (
     FileSource,
     ImageSource,
     MarkedText,
+    PdfFile,
+    PdfPage,
     Source,
     attachments_in,
     filled,
@@ -20,7 +22,8 @@ OTHER = ImageSource("data:,", detail="low")
 FILE = FileSource("file-1")
 
 PARTS = st.lists(
-    st.text("a\n", min_size=1) | st.sampled_from([IMAGE, OTHER, FILE, FileSource("file-1", "a")])
+    st.text("a\n", min_size=1)
+    | st.sampled_from([IMAGE, OTHER, FILE, FileSource("file-1", name="a")])
 )
 
 
@@ -43,11 +46,19 @@ def test_texts_are_lines_of_their_own_and_images_are_not() -> None:
 
 
 def test_all_that_tells_sources_apart_is_in_the_mark() -> None:
-    named = FileSource("file-1", "a")
+    named = FileSource("file-1", name="a")
     sources: list[Source] = [IMAGE, OTHER, ImageSource("data:,", "base64"), FILE, named]
+    sources.append(FileSource("file-1", "base64"))
     assert len({source.mark for source in sources}) == len(sources)
     assert all(MARK.fullmatch(source.mark) for source in sources)
     assert IMAGE.mark == ImageSource("data:,").mark
+
+
+def test_pages_are_told_apart_by_their_file_and_number() -> None:
+    one, other = PdfFile(b"1", "the file"), PdfFile(b"2", "the file")
+    marks = [PdfPage(one, 1).mark, PdfPage(one, 2).mark, PdfPage(other, 1).mark]
+    assert len({*marks}) == 3
+    assert PdfPage(PdfFile(b"1", "the file 'a'"), 1).mark == marks[0]
 
 
 def test_a_mark_that_stands_for_nothing_is_text() -> None:

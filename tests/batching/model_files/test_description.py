@@ -163,6 +163,7 @@ def test_how_a_type_is_served_is_known_by_its_name() -> None:
     assert served_as("qwen3") == "batched"
     assert served_as("mistral") == "batched"
     assert served_as("lfm2_vl") == "batched, in pieces"
+    assert served_as("glm4v", "glm4v_text") == "batched"
     assert served_as("no_such_type") is None
     assert served_as("no_such_type", "qwen3") == served_as("qwen3", "mamba") == "batched"
     assert served_as(None) is None

@@ -8,13 +8,13 @@ import pytest
 
 from app.prompts import template_process
 from batching.constraints import compile_process, lark_process
-from batching.media import decode_process
+from batching.media import decode_process, pdf_process
 from batching.sandbox import child
 from batching.sandbox.child import answer_messages, limit_cpu, limit_process
 
 
 @pytest.mark.parametrize(
-    "module", [child, compile_process, decode_process, lark_process, template_process]
+    "module", [child, compile_process, decode_process, lark_process, pdf_process, template_process]
 )
 def test_it_needs_no_module_of_the_project(module: object) -> None:
     source = Path(str(vars(module)["__file__"])).read_text(encoding="utf-8")

@@ -189,7 +189,8 @@ def _stored_part(part: str | Source) -> dict[str, Any]:
         field = "file_id" if part.form == "file" else "image_url"
         return {"type": "input_image", "detail": part.detail, field: part.value}
     named = {} if part.name is None else {"filename": part.name}
-    return {"type": "input_file", "file_id": part.file_id, **named}
+    field = "file_id" if part.form == "file" else "file_data"
+    return {"type": "input_file", field: part.value, **named}
 
 
 class AdditionalToolsItem(_Item):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args
 
 from app.api.schemas.fields import check_encodable, field_error
-from app.prompts.file_text import UnreadableFile, decoded, file_text
+from app.prompts.file_text import UnreadableFile, decoded, file_text, is_pdf
 from app.prompts.image_marks import FileSource, ImageSource, MarkedText
 
 # OpenAI's; `low` is 512 by 512 pixels at most, and the others are as many as the server allows.
@@ -39,16 +39,17 @@ def read_chat_file(part: Mapping[str, Any]) -> str | FileSource:
 
 
 def read_file(fields: Mapping[str, Any]) -> str | FileSource:
-    """Return the text of a file that a part has as base64, or the file if it has but an id."""
+    """Return the text of a file that a part has as base64, or the file if it is a PDF or has but an id."""
     data, file_id, name = (_text(fields, key) for key in ("file_data", "file_id", "filename"))
     if fields.get("file_url") is not None:
         raise field_error("a file by URL cannot be read here: send its file_data or a file_id")
     if (data is None) == (file_id is None):
         raise field_error("a file must have its file_data or a file_id")
     if data is None:
-        return FileSource(file_id or "", name)
+        return FileSource(file_id or "", name=name)
     try:
-        return file_text(decoded(data), name)
+        found = decoded(data)
+        return FileSource(data, "base64", name) if is_pdf(found) else file_text(found, name)
     except UnreadableFile as error:
         raise field_error(str(error)) from None
 

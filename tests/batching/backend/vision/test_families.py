@@ -17,12 +17,15 @@ from batching.backend.builder.engine import build_engine
 from batching.backend.devices import Gpu
 from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.vision import mlx_vlm_text
+from batching.backend.vision.mlx_vlm_models import NoVisionModel
 from batching.backend.vision.opening import open_vision
 from batching.backend.vision.text_part import has_text_part
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
 from batching.engine.load_slices import ONE_SLICE
 from batching.engine.loaded_engine import LoadedEngine
+from batching.errors import ModelLoadError
 from batching.fit.weights import Compute, weight_bytes
 from batching.inputs.sampling_params import SamplingParams
 from batching.model_files.description import describe
@@ -257,3 +260,16 @@ def test_an_image_whose_rows_see_each_other_needs_room_in_a_step(tmp_path: Path)
     found = open_vision(str(tmp_path / "model"), nn.Module(), None, Changes(), ONE_SLICE, 15)
     assert isinstance(found, NoVision)
     assert "16 tokens of an image see each other, and a step has room for 15" in found.reason
+
+
+def test_a_text_model_that_only_mlx_vlm_has_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_vision_model("glm4v", tmp_path / "model")
+
+    def no_model(_: str) -> Any:
+        raise NoVisionModel("mlx-vlm is not installed")
+
+    monkeypatch.setattr(mlx_vlm_text, "model_file", no_model)
+    with pytest.raises(ModelLoadError, match="no glm4v, and mlx-vlm is not installed; pip install"):
+        engine_of(tmp_path / "model")
