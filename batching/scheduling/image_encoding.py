@@ -90,7 +90,7 @@ class ImageEncoding:
         return True
 
     def _encode(self, request: BatchRequest, image: ImageInput) -> bool:
-        """Let the step encode pieces of an image, if of no other and if there is room; return whether it is then complete."""
+        """Let the step encode pieces of an image, if of no other and if there is room; return whether that completes it."""
         has_room = image.digest in self._encoded
         if self._ordered or not (has_room or self._make_room(image.num_rows)):
             return False
