@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from batching.config import DEFAULT_MAX_STALL_MS
 from batching.errors import RequestFailed
 from batching.request import BatchRequest
-from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduler import ContinuousBatchingScheduler, StoreLimits
 from batching.scheduling.engine_turns import ALONE, Demand, Turn
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.snapshot import EngineSnapshot
@@ -95,10 +95,23 @@ class BatchInferenceEngine:
         self._in_flight: _Step | None = None
         self._last_ended = 0.0
         self._requests: dict[int, BatchRequest] = {}
+        self._waits_for_store = False
 
     @property
     def has_work(self) -> bool:
+        """True if there are requests."""
         return self._scheduler.has_work or self._in_flight is not None
+
+    @property
+    def can_step(self) -> bool:
+        """True if a step would do something: requests may wait for the store, and blocks to be stored without any."""
+        if self._in_flight is not None or self._scheduler.has_unsaved:
+            return True
+        return self._scheduler.has_work and not self._waits_for_store
+
+    def go_on(self) -> None:
+        """Record that something was read from the store."""
+        self._waits_for_store = False
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
@@ -110,6 +123,7 @@ class BatchInferenceEngine:
 
     def add(self, *requests: BatchRequest) -> None:
         """Queue requests that `check_request` has accepted; forks come together with their request."""
+        self._waits_for_store = False
         for request in requests:
             self._requests[request.request_id] = request
             if request.fork_of is None:
@@ -117,6 +131,7 @@ class BatchInferenceEngine:
 
     def abort(self, request_id: int) -> None:
         """End a request before the next step; does nothing if it has ended."""
+        self._waits_for_store = False
         if (request := self._requests.pop(request_id, None)) is not None:
             self._scheduler.abort(request)
 
@@ -179,8 +194,10 @@ class BatchInferenceEngine:
         plan = self._scheduler.schedule(
             self._max_prefill_tokens(planned, turn),
             self._max_image_bytes(planned, turn),
+            self._store_limits(turn, may_save=after is None),
             now=planned,
         )
+        self._waits_for_store = plan.is_empty
         logger.debug("step %s", plan)
         return _Step(plan, self._queue(plan, after), planned)
 
@@ -217,6 +234,12 @@ class BatchInferenceEngine:
         may_stall = turn.has_other_streams or self._scheduler.expects_others(now, turn)
         return self._stall_budget.max_image_bytes(has_streams=num_streams > 0 or may_stall)
 
+    def _store_limits(self, turn: Turn, *, may_save: bool) -> StoreLimits:
+        _, num_streams = self._scheduler.num_prompts_and_streams()
+        has_streams = num_streams > 0 or turn.has_other_streams
+        seconds = self._stall_budget.max_seconds(has_streams=has_streams)
+        return StoreLimits(seconds, may_save, self._stall_budget.seconds_per_token)
+
     def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:
         outputs = step.queued.collect()
         duration = self._clock() - began
@@ -225,7 +248,7 @@ class BatchInferenceEngine:
         if encodes := step.plan.encodes:
             num_bytes = sum(order.num_bytes for order in encodes)
             self._stall_budget.record_images(num_bytes, num_prefilled, num_decoded, duration)
-        else:
+        elif not step.plan.restores:
             self._stall_budget.record(num_prefilled, num_decoded, duration)
         return self._scheduler.update(step.plan, outputs)
 

@@ -1,11 +1,12 @@
 """A request inside the engine: its spec, its tokens, its KV blocks and its state machine."""
 
 import secrets
+from collections.abc import Iterable
 from enum import StrEnum
 from hashlib import sha256
 from typing import Final
 
-from batching.block_manager import BlockTable
+from batching.block_manager import BlockContents, BlockTable
 from batching.inputs.images import Span, cache_ids
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingType
@@ -168,6 +169,11 @@ class BatchRequest:
         """Return the last position up to `stop` that is not within a span, or where the request is."""
         cut = next((span for span in self._spans if span.start < stop < span.stop), None)
         return stop if cut is None else max(cut.start, self.num_computed_tokens)
+
+    def contents(self, indices: Iterable[int], block_size: int) -> list[BlockContents]:
+        """Return the contents of full blocks, whose hashes are computed."""
+        tokens, chain = self.cache_ids, self.hashes
+        return [chain.contents(i, tokens[i * block_size : (i + 1) * block_size]) for i in indices]
 
     @property
     def num_output_tokens(self) -> int:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Container, Sequence
 from math import inf
+from typing import Final, NamedTuple
 
 from batching.config import SchedulerConfig
 from batching.inputs.sampling_params import SamplingParams
 from batching.kv_cache.manager import KVCacheManager
+from batching.kv_cache.stored_blocks import StoredBlocks
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.best_effort import BestEffortTurns
@@ -19,7 +21,24 @@ from batching.scheduling.snapshot import EngineSnapshot, take_snapshot
 from batching.scheduling.step_planner import StepPlanner, max_decode_rows
 from batching.scheduling.step_recorder import StepRecorder
 from batching.steps.stats import SchedulerStats
-from batching.steps.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SaveOrder, SliceOutput, StepPlan
+
+
+class StoreLimits(NamedTuple):
+    """What a step may do with the store.
+
+    max_restore_seconds: that restoring may take, so that streams wait no longer than they may; one block is always
+        possible.
+    may_save: no step is in flight, which might write what is stored.
+    seconds_per_token: what computing a prompt takes, to compare with reading; 0 is not known.
+    """
+
+    max_restore_seconds: float = inf
+    may_save: bool = True
+    seconds_per_token: float = 0.0
+
+
+UNLIMITED: Final = StoreLimits()
 
 
 class ContinuousBatchingScheduler:
@@ -53,9 +72,10 @@ class ContinuousBatchingScheduler:
     plan; `StepRecorder` records what the step has computed.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, stored: StoredBlocks | None = None) -> None:
+        """`stored` is the store of blocks that outlives the pool; None is none."""
         self.config = config
-        self._kv = KVCacheManager(config)
+        self._kv = KVCacheManager(config, stored)
         self.block_manager = self._kv.block_manager
         self._admission = AdmissionQueue(config, self._kv)
         self._waiting = self._admission.waiting
@@ -68,6 +88,11 @@ class ContinuousBatchingScheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._running.requests or self._waiting)
+
+    @property
+    def has_unsaved(self) -> bool:
+        """True if blocks or states are left to be stored."""
+        return self._kv.store is not None and self._kv.store.num_unsaved > 0
 
     def stats(self) -> SchedulerStats:
         blocks, prefix_cache = self.block_manager, self._kv.prefix_cache
@@ -169,6 +194,7 @@ class ContinuousBatchingScheduler:
         self,
         max_prefill_tokens: int | None = None,
         max_image_bytes: float = inf,
+        store: StoreLimits = UNLIMITED,
         *,
         now: float = 0.0,
     ) -> StepPlan:
@@ -178,9 +204,13 @@ class ContinuousBatchingScheduler:
             latency of running requests stays low, and no request that arrives meanwhile waits for long;
             None is no limit.
         max_image_bytes: of an image, for the same reason; a piece of it is always possible.
+        store: what is read from the store, and written to it.
         now: when the step begins, in seconds on the engine's clock.
         """
         self.block_manager.now = now
+        if self._kv.store is not None:
+            self._kv.store.seconds_per_token = store.seconds_per_token
+            self._kv.store.pass_time(now)
         step = StepPlanner(
             self.config,
             self._kv,
@@ -188,6 +218,7 @@ class ContinuousBatchingScheduler:
             self._residents,
             self._images,
             max_prefill_tokens,
+            store.max_restore_seconds,
             may_end=self._recorder.expects_step,
         )
         others, best_effort = self._running.split()
@@ -213,7 +244,7 @@ class ContinuousBatchingScheduler:
             step.add_decodes(best_effort)
             step.add_prefills(is_best_effort=True)
             self._turns.serve(now)
-        return self._make_plan(step)
+        return self._make_plan(step, may_save=store.may_save)
 
     def update(
         self, plan: StepPlan, outputs: Sequence[SliceOutput]
@@ -228,7 +259,7 @@ class ContinuousBatchingScheduler:
         """Return whether the next step can be planned before the outputs of `plan` are known.
 
         That is not possible if the next step might contain drafts, preempt a request, stop one for a more
-        urgent one, or be empty.
+        urgent one, store what a step has written, or be empty.
 
         can_follow: whether the executor samples for such parameters before the token before is known.
         """
@@ -247,6 +278,7 @@ class ContinuousBatchingScheduler:
         return (
             any(goes_on(s, request) for s, request in current)
             and not self._may_make_way()
+            and not (self._kv.store is not None and self._kv.store.is_due)
             and self._kv.has_room_to_grow(running)
             and all(is_predictable(s, request, may_draft=may_draft) for s, request in current)
             and all(can_follow(r.spec.sampling) for s, r in current if s.num_samples)
@@ -311,8 +343,12 @@ class ContinuousBatchingScheduler:
         for request in started:
             self._running.join(request)
 
-    def _make_plan(self, step: StepPlanner) -> StepPlan:
+    def _make_plan(self, step: StepPlanner, *, may_save: bool) -> StepPlan:
         changes = self._residents.take_changes()
+        saves: Sequence[SaveOrder] = ()
+        if self._kv.store is not None and may_save:
+            is_busy = bool(step.slices) or self._images.has_order
+            saves = self._kv.store.take_saves(is_busy=is_busy)
         return StepPlan(
             tuple(step.slices),
             self._kv.take_copies(),
@@ -321,6 +357,8 @@ class ContinuousBatchingScheduler:
             changes.started,
             changes.ended,
             *self._images.take(),
+            saves=tuple(saves),
+            restores=tuple(step.restores),
         )
 
     def _promote_fork(self, request: BatchRequest) -> None:

@@ -55,12 +55,12 @@ class ServedEngine:
 
     def demand(self, now: float) -> Demand | None:
         """Return what there is to do; None if there is nothing."""
-        return self.engine.demand(now) if self.engine.has_work else None
+        return self.engine.demand(now) if self.engine.can_step else None
 
     def step_alone(self) -> bool:
         """Run a step, or report that there is none to run; return whether there was one."""
         self.report_if_idle()
-        if not self.engine.has_work:
+        if not self.engine.can_step:
             return False
         self.step(ALONE)
         return True

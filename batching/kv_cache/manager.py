@@ -3,17 +3,26 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batching.block_manager import BlockContents, BlockCopy, NoFreeBlocks, PagedBlockManager
+from batching.block_manager import (
+    BlockContents,
+    BlockCopy,
+    BlockHash,
+    NoFreeBlocks,
+    PagedBlockManager,
+)
+from batching.block_store.keys import Key, Kind
 from batching.config import SchedulerConfig
 from batching.kv_cache.partial_blocks import PartialBlocks, PartialHit
 from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
 from batching.kv_cache.state_slots import StateSlots
+from batching.kv_cache.store_orders import StoreOrders
+from batching.kv_cache.stored_blocks import StoredBlocks
 from batching.kv_cache.window_blocks import WindowBlocks
 from batching.prefix_cache import PrefixCache
 from batching.priority_queue import RunningKey
 from batching.request import BatchRequest
 from batching.steps.stats import SchedulerStats
-from batching.steps.step_plan import Slice
+from batching.steps.step_plan import RestoreOrder, SaveOrder, Slice
 
 
 class NumBlocks(NamedTuple):
@@ -41,9 +50,10 @@ class KVCacheManager:
     windows: the pool of sliding-window layers; None if they share the main pool.
     partials: finds blocks that share only their first tokens with a prompt; None if requests start at
         block boundaries only.
+    store: what is to be stored, and restored; None without a store, or a prefix cache.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, stored: StoredBlocks | None = None) -> None:
         self.block_manager = PagedBlockManager(config.num_blocks, config.block_size)
         self.prefix_cache = PrefixCache(self.block_manager)
         self._copies: list[BlockCopy] = []
@@ -62,6 +72,9 @@ class KVCacheManager:
         self.prefixes = PrefixLookup(
             config, self.prefix_cache, checkpoints, self.windows, self.partials
         )
+        self.store: StoreOrders | None = None
+        if stored is not None and config.enable_prefix_cache:
+            self.store = StoreOrders(stored, self.block_manager, self.states, self.windows)
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
         """Return the statistics with those of states and sliding-window layers filled in."""
@@ -113,7 +126,10 @@ class KVCacheManager:
         has_grown = self._grow(request)
         assert has_grown, "room was checked"
         request.num_computed_tokens = len(cached) * self.block_manager.block_size
-        if hit.partial is not None and self._is_there(hit.partial):
+        is_restoring = self.store is not None and self.store.begin(
+            request, self.prefixes.shareable(request), len(cached)
+        )
+        if hit.partial is not None and not is_restoring and self._is_there(hit.partial):
             target = request.block_table.block_ids[len(cached)]
             self._copy(BlockCopy(hit.partial.block_id, target))
             request.num_computed_tokens += hit.partial.num_tokens
@@ -181,6 +197,32 @@ class KVCacheManager:
             self.windows.grow(request, stop)
         return request.make_slice(stop, drafts, tuple(f.request_id for f in forks), keep)
 
+    def restore(self, request: BatchRequest, max_seconds: float) -> Sequence[RestoreOrder]:
+        """Return what the next step restores of a request, which is then as if it had been computed."""
+        restored = None if self.store is None else self.store.restore(request, max_seconds)
+        if restored is None:
+            return ()
+        block_size = self.block_manager.block_size
+        first, stop = request.num_computed_tokens // block_size, restored.num_blocks
+        if stop > first:
+            hashes = self.prefixes.hashes(request)
+            self._insert(request, hashes, first, stop)
+            if self.windows is not None:
+                self.windows.publish(request, hashes, stop)
+            request.num_computed_tokens = stop * block_size
+            if request.num_preemptions == 0:
+                self.prefix_cache.record(0, request.num_computed_tokens - request.num_cached_tokens)
+                request.num_cached_tokens = request.num_computed_tokens
+        return restored.orders
+
+    def seconds_for(self, orders: Sequence[RestoreOrder]) -> float:
+        """Return about how long these orders take."""
+        return 0.0 if self.store is None else self.store.seconds_for(orders)
+
+    def is_restoring(self, request: BatchRequest) -> bool:
+        """Return whether a request waits for what is read from the store."""
+        return self.store is not None and self.store.is_restoring(request)
+
     def commit(self, request: BatchRequest, s: Slice, stop: int) -> None:
         """Record that a slice of a request is computed up to `stop`, and make its full blocks findable.
 
@@ -193,12 +235,13 @@ class KVCacheManager:
         request.num_computed_tokens = stop
         first, last = (at // self.block_manager.block_size for at in (s.start, stop))
         last = min(last, len(hashes))
-        contents: Sequence[BlockContents] = ()
-        if self.partials is not None:
-            contents = self.partials.contents(request, range(first, last))
-        self.prefix_cache.insert(hashes, request.block_table, first, last, contents)
+        self._insert(request, hashes, first, last)
+        if self.store is not None:
+            contents = request.contents(range(first, last), self.block_manager.block_size)
+            self.store.save_blocks(request, hashes, contents, first)
         if self.states is not None:
             self.states.commit(request, s, hashes)
+            self._save_states(request, hashes)
         if self.windows is not None:
             self.windows.commit(request, hashes, first, last)
 
@@ -215,8 +258,11 @@ class KVCacheManager:
         self.prefix_cache.clear_in_flight(hashes, key)
         if self.states is not None:
             self.states.release(request, hashes)
+            self._save_states(request, hashes)
         if self.windows is not None:
             self.windows.release(request)
+        if self.store is not None:
+            self.store.release(request)
         if not self._forget_copy(request) and self.partials is not None:
             self.partials.release(request)
         self.block_manager.release(request.block_table.block_ids)
@@ -228,6 +274,28 @@ class KVCacheManager:
         self.block_manager.forget_cached()
         if self.windows is not None:
             self.windows.block_manager.forget_cached()
+        if self.store is not None:
+            self.store.forget()
+
+    def _insert(
+        self, request: BatchRequest, hashes: Sequence[BlockHash], first: int, stop: int
+    ) -> None:
+        """Make full blocks of a request findable."""
+        contents: Sequence[BlockContents] = ()
+        if self.partials is not None:
+            contents = request.contents(range(first, stop), self.block_manager.block_size)
+        self.prefix_cache.insert(hashes, request.block_table, first, stop, contents)
+
+    def _save_states(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
+        """Ask for new checkpoints to be stored."""
+        assert self.states is not None
+        for slot, position in self.states.take_stored():
+            if self.store is not None:
+                index = position // self.block_manager.block_size - 1
+                (prefix,) = request.contents([index], self.block_manager.block_size)
+                key = Key(Kind.STATE, hashes[index])
+                order = SaveOrder(key, slot, prefix.parent, tuple(prefix.tokens), position)
+                self.store.save_state(order, is_of_prompt=position <= request.num_prompt_tokens)
 
     def _is_there(self, hit: PartialHit) -> bool:
         """Return False if the block to copy was evicted to make room for the very request."""

@@ -1,9 +1,8 @@
 """Reuse within a block: a request starts on a copy of a block that shares its first tokens."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from batching.block_manager import BlockContents, BlockHash, PagedBlockManager
+from batching.block_manager import BlockHash, PagedBlockManager
 from batching.prefix_cache import hash_of
 from batching.request import BatchRequest
 
@@ -34,12 +33,6 @@ class PartialBlocks:
     def __init__(self, block_manager: PagedBlockManager, min_tokens: int) -> None:
         self._block_manager = block_manager
         self._min_tokens = min_tokens
-
-    def contents(self, request: BatchRequest, indices: Iterable[int]) -> list[BlockContents]:
-        """Return the contents of full blocks of a request, whose hashes are computed."""
-        size = self._block_manager.block_size
-        tokens, chain = request.cache_ids, request.hashes
-        return [chain.contents(i, tokens[i * size : (i + 1) * size]) for i in indices]
 
     def find(self, request: BatchRequest, index: int) -> PartialHit | None:
         """Return the block to copy for block `index` of a waiting request, whose hashes are computed.

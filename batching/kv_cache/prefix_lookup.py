@@ -57,7 +57,7 @@ class PrefixLookup:
         A request can start only where a recurrent state was kept, if the model has one, and where the blocks
         of sliding-window layers are still there.
         """
-        hashes = self._shareable(request)
+        hashes = self.shareable(request)
         block_ids = self._prefix_cache.lookup(hashes)
         num_found = len(block_ids)
         if self._checkpoints is None:
@@ -104,7 +104,7 @@ class PrefixLookup:
             return num_seen
         return self._num_usable(hashes[:num_seen])
 
-    def _shareable(self, request: BatchRequest) -> list[BlockHash]:
+    def shareable(self, request: BatchRequest) -> list[BlockHash]:
         """Return the hashes of the blocks that a request may take from the prefix cache.
 
         The last token is always computed: the first output token is sampled from its logits, or its hidden

@@ -40,6 +40,10 @@ class StateCheckpoints:
                 return index
         return 0
 
+    def find(self, block_hash: BlockHash) -> int | None:
+        """Return the slot of a checkpoint; None if there is none."""
+        return self._slot_by_hash.get(block_hash)
+
     def use(self, block_hash: BlockHash) -> int:
         """Return the slot of a checkpoint for a request that begins there."""
         self._slot_by_hash.move_to_end(block_hash)

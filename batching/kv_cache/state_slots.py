@@ -43,6 +43,8 @@ class StateSlots:
         # The positions of the states that a request may still use, by slot.
         self._positions: dict[int, tuple[int, ...]] = {}
         self._copies: list[StateCopy] = []
+        # The slots and positions of new checkpoints.
+        self._stored: list[tuple[int, int]] = []
         self.num_missed_tokens = 0
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
@@ -60,6 +62,20 @@ class StateSlots:
         """Return the copies to be made before the next step, each once."""
         copies, self._copies = tuple(self._copies), []
         return copies
+
+    def take_stored(self) -> list[tuple[int, int]]:
+        """Return the slots and the positions of new checkpoints, each once."""
+        stored, self._stored = self._stored, []
+        return stored
+
+    def restore(
+        self, request: BatchRequest, block_hash: BlockHash, position: int
+    ) -> tuple[int, ...]:
+        """Return the slots that get the state at a position, which is read: the request's, and that of a checkpoint."""
+        assert request.state_slot is not None, "the request is admitted"
+        self._positions[request.state_slot] = (position,)
+        target = self.checkpoints.store(block_hash) if self.checkpoints.num_slots else None
+        return (request.state_slot,) if target is None else (request.state_slot, target)
 
     def start(self, request: BatchRequest, cached: Sequence[BlockHash], num_found: int) -> None:
         """Give an admitted request a slot, with the state behind its cached blocks.
@@ -124,6 +140,7 @@ class StateSlots:
         """Drop all states, as after a failed step."""
         self.checkpoints.forget()
         self._copies.clear()
+        self._stored.clear()
         self._positions = dict.fromkeys(self._positions, ())
 
     def _take_slot(self, request: BatchRequest) -> int:
@@ -145,6 +162,7 @@ class StateSlots:
             return
         if (target := self.checkpoints.store(block_hash)) is not None:
             self._copies.append(StateCopy(slot, target, position))
+            self._stored.append((target, position))
 
     def _checkpoint_positions(
         self, request: BatchRequest, hashes: Sequence[BlockHash], start: int, stop: int

@@ -113,6 +113,22 @@ class WindowBlocks:
         first = self._first_visible(num_tokens // self._block_size)
         self._share(fork, first, request.window_table.block_ids[first:])
 
+    def visible_before(self, stop: int) -> range:
+        """Return the blocks that a request sees which goes on behind `stop` blocks."""
+        return range(self._first_visible(stop), stop)
+
+    def restart(self, request: BatchRequest, stop: int) -> list[int] | None:
+        """Give a request blocks of its own for what it sees behind `stop` blocks, in place of those that it has.
+
+        Returns None and changes nothing if there is no room.
+        """
+        first = self._first_visible(stop)
+        if (block_ids := self.block_manager.allocate(stop - first)) is None:
+            return None
+        self.block_manager.release(request.window_table.held)
+        request.window_table.hold(first, block_ids)
+        return block_ids
+
     def has_room(self, request: BatchRequest) -> bool:
         """True if the least that a step can process of a request has blocks of its own, or can get them."""
         return self._num_to_grow(request) <= self.block_manager.num_free_blocks
@@ -163,6 +179,12 @@ class WindowBlocks:
         first = self._first_visible(request.num_computed_tokens // self._block_size)
         if first > table.num_dropped:
             self._give_up(table.drop(first))
+
+    def publish(self, request: BatchRequest, hashes: Sequence[BlockHash], stop: int) -> None:
+        """Make the blocks findable that a request holds before index `stop`; they have been restored."""
+        table = request.window_table
+        for index in range(table.num_dropped, stop):
+            self.block_manager.publish(table.block_ids[index], hashes[index])
 
     def release(self, request: BatchRequest) -> None:
         """Take back all blocks of a request."""

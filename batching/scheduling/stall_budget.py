@@ -63,9 +63,18 @@ class StallBudget:
         """
         return self._max_tokens(1, self._MIN_TOKENS)
 
+    def max_seconds(self, *, has_streams: bool) -> float:
+        """Return how long what is neither a prompt nor a decode may take in a step."""
+        return self._max_stall if has_streams else self._max_alone
+
+    @property
+    def seconds_per_token(self) -> float:
+        """What a token of a prompt has taken lately; 0 before that was measured."""
+        return self._prefill_duration / self._num_tokens if self._num_tokens else 0.0
+
     def max_image_bytes(self, *, has_streams: bool) -> float:
         """Return how many bytes of images a step may encode; 0, as few as possible, until that was measured."""
-        seconds = self._max_stall if has_streams else self._max_alone
+        seconds = self.max_seconds(has_streams=has_streams)
         if seconds == inf:
             return inf
         return seconds * self._num_bytes / self._encode_duration if self._encode_duration else 0.0

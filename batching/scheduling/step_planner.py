@@ -9,7 +9,7 @@ from batching.scheduling.image_encoding import ImageEncoding
 from batching.scheduling.prefill_budget import share_prefill_budget
 from batching.scheduling.residents import Residents
 from batching.scheduling.running import RunningRequests
-from batching.steps.step_plan import Slice
+from batching.steps.step_plan import RestoreOrder, Slice
 
 
 def max_decode_rows(config: SchedulerConfig, num_decoding: int, num_rows: int = 0) -> int:
@@ -27,6 +27,7 @@ class StepPlanner:
     """Collects the slices of one step, and preempts requests where blocks run out.
 
     slices: the slices so far, in the order of the plan.
+    restores: what is restored before them.
     has_preempted: whether a request lost its blocks to another one in this step.
     """
 
@@ -38,15 +39,18 @@ class StepPlanner:
         residents: Residents,
         images: ImageEncoding,
         max_prefill_tokens: int | None,
+        max_restore_seconds: float,
         *,
         may_end: bool,
     ) -> None:
         """Begin a step without slices.
 
         max_prefill_tokens: the most prompt tokens; None is no limit but that of all tokens.
+        max_restore_seconds: that restoring from the store may take; one block is always possible.
         may_end: a request may end before the step runs, because another one is in flight.
         """
         self.slices: list[Slice] = []
+        self.restores: list[RestoreOrder] = []
         self.has_preempted = False
         self._config = config
         self._kv = kv
@@ -54,6 +58,7 @@ class StepPlanner:
         self._residents = residents
         self._images = images
         self._max_prefill_tokens = max_prefill_tokens
+        self._max_restore_seconds = max_restore_seconds
         self._may_end = may_end
 
     def add_decodes(self, requests: Sequence[BatchRequest], num_reserved: int = 0) -> None:
@@ -87,7 +92,7 @@ class StepPlanner:
         if not prefilling or not budget:
             return
         has_streams = any(not s.is_prefill for s in self.slices)
-        num_pending = [self._images.reach(r, has_streams=has_streams) for r in prefilling]
+        num_pending = [self._reach(r, has_streams=has_streams) for r in prefilling]
         if has_streams and self._images.has_order:
             return
         budget = max(0, budget - self._add_saved_span(prefilling, num_pending, num_reserved))
@@ -97,6 +102,16 @@ class StepPlanner:
             # Each slice takes blocks, so that fewer are left for the next one.
             if num_tokens := self._num_uncut(request, num_granted):
                 self.slices.append(self._chunk(request, num_tokens))
+
+    def _reach(self, request: BatchRequest, *, has_streams: bool) -> int:
+        """Return how many pending tokens of a prompt can be processed, after what is restored of it."""
+        if self._max_restore_seconds > 0:
+            orders = self._kv.restore(request, self._max_restore_seconds)
+            self.restores += orders
+            self._max_restore_seconds -= self._kv.seconds_for(orders)
+        if self._kv.is_restoring(request):
+            return 0
+        return self._images.reach(request, has_streams=has_streams)
 
     def _add_saved_span(
         self, prefilling: Sequence[BatchRequest], num_pending: list[int], num_reserved: int

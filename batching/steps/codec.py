@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from batching.block_manager import BlockCopy, BlockIds, Run
+from batching.block_store.keys import Key, Kind
 from batching.constraints.grammar import Grammar
 from batching.constraints.protocol import AllowedTokens
 from batching.inputs.images import ImageInput, PlacedImage, Span, TowerArray
@@ -14,7 +15,15 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingParams, PoolingType
 from batching.priority_queue import Priority
-from batching.steps.step_plan import EncodeOrder, Slice, StartedSequence, StateCopy, StepPlan
+from batching.steps.step_plan import (
+    EncodeOrder,
+    RestoreOrder,
+    SaveOrder,
+    Slice,
+    StartedSequence,
+    StateCopy,
+    StepPlan,
+)
 
 # A plan is made of these, of numbers, texts and tuples: nothing else is read.
 _CLASSES: Final = (
@@ -22,6 +31,7 @@ _CLASSES: Final = (
     *(SequenceSpec, SamplingParams, PoolingParams, PoolingType, Priority),
     *(AllowedTokens, Grammar, frozenset),
     *(ImageInput, PlacedImage, Span, TowerArray),
+    *(SaveOrder, RestoreOrder, Key, Kind),
 )
 _BY_NAME: Final = {(each.__module__, each.__qualname__): each for each in _CLASSES}
 

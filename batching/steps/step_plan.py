@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from batching.block_manager import BlockCopy, BlockIds
+from batching.block_manager import BlockCopy, BlockHash, BlockIds
+from batching.block_store.keys import Key
 from batching.inputs.images import ImageInput, Span
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import Vector
@@ -174,6 +175,39 @@ class EncodeOrder(NamedTuple):
         return f"*{self.image.num_rows}" + ("" if is_whole else f"[{self.first}:{self.stop}]")
 
 
+class SaveOrder(NamedTuple):
+    """An order to store a block, or a state, as it is before the step.
+
+    source: the block, or the slot of the state.
+    parent, token_ids: the hash of the prefix before the block, and the block's tokens.
+    position: of the state.
+    """
+
+    key: Key
+    source: int
+    parent: BlockHash
+    token_ids: tuple[int, ...]
+    position: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}>{self.key.kind}"
+
+
+class RestoreOrder(NamedTuple):
+    """An order to write what was fetched into a block, or into slots of states, before the step.
+
+    targets: the block, or the slots.
+    position: of the state.
+    """
+
+    key: Key
+    targets: tuple[int, ...]
+    position: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.key.kind}>{','.join(map(str, self.targets))}"
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The slices of one forward pass, and what happens before it.
@@ -196,6 +230,13 @@ class StepPlan:
     ended: tuple[int, ...] = ()
     encodes: tuple[EncodeOrder, ...] = ()
     dropped_images: tuple[bytes, ...] = ()
+    saves: tuple[SaveOrder, ...] = ()
+    restores: tuple[RestoreOrder, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if it would change nothing."""
+        return not (self.slices or self.encodes or self.saves or self.restores)
 
     @property
     def gone(self) -> frozenset[int]:
@@ -230,5 +271,7 @@ class StepPlan:
                 *(f"-{sequence_id}" for sequence_id in self.preempted),
                 *map(str, self.state_copies),
                 *map(str, self.encodes),
+                *map(str, self.saves),
+                *map(str, self.restores),
             ]
         )

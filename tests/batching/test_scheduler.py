@@ -22,6 +22,7 @@ from batching.steps.model_runner import ModelRunner, SlicesFailed
 from batching.steps.sequences import SequenceState
 from batching.steps.step_plan import SliceOutput, StepPlan
 from batching.steps.token_output import TokenOutput
+from tests.support.block_stores import FakeStore
 from tests.support.fakes import (
     FakeClock,
     TokenRunner,
@@ -539,7 +540,7 @@ class FlakyRunner:
         if self._data.draw(st.integers(0, 15)) == 15:
             self._runner.reset()
             ids = [s.sequence_id for s in plan.slices]
-            ids += [order.sequence_id for order in plan.encodes]
+            ids += [order.sequence_id for order in plan.encodes] or [-1]
             raise SlicesFailed([self._data.draw(st.sampled_from(ids))])
         return outputs
 
@@ -578,15 +579,16 @@ def serve(
 
 
 @settings(max_examples=100, deadline=None)
-@given(loads(), st.booleans(), st.booleans(), st.booleans(), st.data())
+@given(loads(), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.data())
 def test_batching_never_changes_the_output(
     load: tuple[SchedulerConfig, list[BatchRequest]],
     is_pipelined: bool,
     is_flaky: bool,
     is_remote: bool,
+    is_storing: bool,
     data: st.DataObject,
 ) -> None:
-    """Nor does it matter whether the runner gets its plans as bytes."""
+    """Nor does it matter whether the runner gets its plans as bytes, and whether blocks are stored and read."""
     limits, requests = load
     all_requests = with_forks(requests)
     leaders = {r.request_id for r in requests}
@@ -596,11 +598,13 @@ def test_batching_never_changes_the_output(
         made = FlakyRunner(runner, data) if is_flaky else runner
         return RemoteRunner(made) if is_remote else made
 
+    store = FakeStore(lambda most: data.draw(st.integers(0, most))) if is_storing else None
     scheduler, engine = make_engine(
         limits,
         wrap,
         is_pipelined=is_pipelined,
         clock=clock,
+        store=store,
     )
     outputs, aborted = serve(engine, requests, clock, data)
     for r in all_requests:

@@ -8,6 +8,8 @@ from zlib import crc32
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockIds
+from batching.block_store.entry_file import Entry
+from batching.block_store.keys import Kind
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.inputs.images import Span, cache_ids
@@ -20,6 +22,7 @@ from batching.steps.model_runner import ModelRunner
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 from batching.steps.token_output import TokenLogprobs
+from tests.support.block_stores import FakeStore
 from tests.support.pipelined import Pipelined
 from tests.support.requests import make_request
 
@@ -82,7 +85,8 @@ class TokenRunner:
     tokens before it, and a slice that does not begin with the right one fails.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, store: FakeStore | None = None) -> None:
+        self._store = store
         self._block_size = config.block_size
         self._num_slots = config.num_blocks * config.block_size
         self._window = config.window
@@ -102,7 +106,7 @@ class TokenRunner:
         self._images: dict[bytes, int] = {}
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
-        assert plan.slices or plan.encodes, "no step is empty"
+        assert not plan.is_empty or self._store is not None, "no step is empty"
         self._states_of = self.sequences.begin(plan)
         self._encode(plan)
         for copy in plan.copies:
@@ -112,6 +116,8 @@ class TokenRunner:
         for state_copy in plan.state_copies:
             state = self._states[state_copy.source][state_copy.position]
             self._states[state_copy.target] = {state_copy.position: state}
+        self._save(plan)
+        self._restore(plan)
         for s in plan.slices:
             assert s.start < s.stop, "a slice has at least one token"
             known = self._states_of[s.sequence_id].token_ids[s.start : s.num_known]
@@ -125,6 +131,27 @@ class TokenRunner:
             self._read_window(s)
         self._advance_states(plan)
         return [recorded(s, self._states_of, self._output(s)) for s in plan.slices]
+
+    def _save(self, plan: StepPlan) -> None:
+        for order in plan.saves:
+            assert self._store is not None
+            if order.key.kind is Kind.STATE:
+                kept = self._states[order.source][order.position]
+            else:
+                pool = self._window_pool if order.key.kind is Kind.WINDOW else self._pool
+                kept = tuple(pool[self._block(order.source)])
+            self._store.put(Entry(order.key, order.parent, order.token_ids, [bytes(kept)]))
+
+    def _restore(self, plan: StepPlan) -> None:
+        for order in plan.restores:
+            assert self._store is not None
+            (kept,) = self._store.take(order.key).contents
+            for target in order.targets:
+                if order.key.kind is Kind.STATE:
+                    self._states[target] = {order.position: tuple(kept)}
+                else:
+                    pool = self._window_pool if order.key.kind is Kind.WINDOW else self._pool
+                    pool[self._block(target)] = list(kept)
 
     def _encode(self, plan: StepPlan) -> None:
         for digest in plan.dropped_images:
@@ -297,8 +324,10 @@ def make_engine(
     *,
     is_pipelined: bool = False,
     clock: Callable[[], float] | None = None,
+    store: FakeStore | None = None,
 ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
-    scheduler, runner = ContinuousBatchingScheduler(config), wrap(TokenRunner(config))
+    scheduler = ContinuousBatchingScheduler(config, store)
+    runner = wrap(TokenRunner(config, store))
     pipeline = Pipelined(runner) if is_pipelined else None
     clock = FakeClock() if clock is None else clock
     return scheduler, BatchInferenceEngine(scheduler, runner, clock=clock, pipeline=pipeline)

@@ -44,7 +44,7 @@ from batching.engine.memory_use import MemoryUse
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_files.gguf_header import read_header
 from batching.model_info import TEXT_ONLY
-from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduler import UNLIMITED, ContinuousBatchingScheduler, StoreLimits
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
@@ -92,10 +92,11 @@ class SlowScheduler(ContinuousBatchingScheduler):
         self,
         max_prefill_tokens: int | None = None,
         max_image_bytes: float = inf,
+        store: StoreLimits = UNLIMITED,
         *,
         now: float = 0.0,
     ) -> StepPlan:
-        plan = super().schedule(max_prefill_tokens, max_image_bytes, now=now)
+        plan = super().schedule(max_prefill_tokens, max_image_bytes, store, now=now)
         for started in plan.started:
             is_slow = "[[slow" in self._tokenizer.decode(started.spec.prompt)
             self._due[started.sequence_id] = now + _PREFILL_TIME * is_slow

@@ -19,14 +19,13 @@ from batching.backend.weights_cache.weights_file import (
     AlreadyWritten,
     DamagedFile,
     WeightsFile,
-    check_folder,
-    open_private,
     opened,
     remove_abandoned,
     size_of,
     write,
 )
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
+from batching.host.private_files import check_folder, open_private
 
 logger = logging.getLogger(__name__)
 

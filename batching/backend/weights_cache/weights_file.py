@@ -4,7 +4,6 @@ Packed weights are bytes; `__metadata__` has their layouts, and digests by which
 is recognised.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -23,6 +22,7 @@ import numpy as np
 from batching.backend.exceptions import one_line
 from batching.backend.host_array import host_array
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
+from batching.host.private_files import open_private
 
 # A multiple of the page size of any system, in bytes.
 _ALIGNMENT: Final = 1 << 16
@@ -90,35 +90,6 @@ def opened(path: Path, key: str) -> Iterator[WeightsFile | None]:
         yield _checked(path, descriptor, key)
     finally:
         os.close(descriptor)
-
-
-def open_private(path: Path) -> int:
-    """Open a file for reading that no other user can change, shorten or replace, now or later.
-
-    Raises:
-        PermissionError: another user can.
-        OSError: it is not there, is a link, or cannot be opened.
-    """
-    # It may be reached through a link: what that leads to is looked at, by its descriptor.
-    folder = _open(path.parent, os.O_DIRECTORY)
-    try:
-        return _open(path.name, os.O_NOFOLLOW, folder)
-    finally:
-        os.close(folder)
-
-
-def check_folder(folder: Path) -> None:
-    """Raise OSError unless it is a folder in which this user alone can make and replace files."""
-    os.close(_open(folder, os.O_DIRECTORY))
-
-
-def _open(path: Path | str, flags: int, folder: int | None = None) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
-    status = os.fstat(descriptor)
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        os.close(descriptor)
-        raise PermissionError(errno.EPERM, "another user can write to it", str(path))
-    return descriptor
 
 
 def _checked(path: Path, descriptor: int, key: str) -> WeightsFile | None:

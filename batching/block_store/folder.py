@@ -1,0 +1,213 @@
+"""The folder of a store: its files by model, their least recently used ones make room."""
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from batching.block_store.keys import Key
+from batching.host.private_files import check_folder
+
+logger = logging.getLogger(__name__)
+
+_LOCK: Final = "lock"
+# How much of the limit is left after room was made, so that it is not looked for with each file.
+_FILLED: Final = 0.95
+# Files of other servers are counted again after so many bytes of one's own.
+_RECOUNT_SHARE: Final = 0.01
+_LEAST_RECOUNT: Final = 1 << 28
+# Space that is left on a disk for others: a share of it, or so many bytes if these are fewer.
+_FREE_SHARE: Final = 0.05
+_FREE_BYTES: Final = 8 << 30
+
+
+class NoRoom(Exception):
+    """A file may not be written; the text says why."""
+
+
+class _File(NamedTuple):
+    used: int
+    size: int
+    path: Path
+
+
+class StoreFolder:
+    """All files of a folder, which several servers may use; one thread of a server writes.
+
+    `<identity>/<hh>/<hash>.<kind>`: a model has a folder, by what its keys and values depend on, and a lock in it that
+    each server holds while the model is loaded.  The least recently used files of one's own models and of those that
+    no server has loaded make room; those of models that only others have loaded stay, and so do files of another name.
+
+    What it counts is a little old where several servers write.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Make the folder if it is not there.
+
+        Raises:
+            OSError: it cannot be used, or others can change it.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_folder(folder)
+        self.folder: Final = folder
+        self.max_bytes: Final = max_bytes
+        self._models: dict[str, ModelFolder] = {}
+        self._num_bytes: int | None = None
+        self._num_written = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all files, as far as it is known."""
+        return self._num_bytes or 0
+
+    def open(self, identity: str) -> "ModelFolder":
+        """Return the folder of a model, which is in use until it is closed."""
+        model = self._models[identity] = ModelFolder(self.folder / identity)
+        return model
+
+    def close(self, model: "ModelFolder") -> None:
+        self._models = {name: each for name, each in self._models.items() if each is not model}
+        model.close()
+
+    def make_room(self, num_bytes: int) -> None:
+        """Delete files until another one may be written.
+
+        Raises:
+            NoRoom: there are too few that may be deleted.
+            OSError: the folder cannot be read.
+        """
+        total = self._counted()
+        if total + num_bytes > self.max_bytes:
+            # Others may have written or deleted since.
+            total = self._count()
+        if total + num_bytes > self.max_bytes:
+            total -= self._delete(total + num_bytes - int(self.max_bytes * _FILLED))
+        if total + num_bytes > self.max_bytes:
+            raise NoRoom("the files that are in use, or of others, leave no room")
+        disk = shutil.disk_usage(self.folder)
+        if disk.free - num_bytes < min(_FREE_SHARE * disk.total, _FREE_BYTES):
+            raise NoRoom(f"the disk is nearly full: {disk.free >> 20} MiB are free")
+
+    def add(self, num_bytes: int) -> None:
+        """Count a file that was written."""
+        self._num_bytes = self.num_bytes + num_bytes
+        self._num_written += num_bytes
+
+    def _counted(self) -> int:
+        limit = max(_LEAST_RECOUNT, int(self.max_bytes * _RECOUNT_SHARE))
+        if self._num_bytes is None or self._num_written > limit:
+            return self._count()
+        return self._num_bytes
+
+    def _count(self) -> int:
+        self._num_bytes = sum(file.size for file in _files(self.folder))
+        self._num_written = 0
+        return self._num_bytes
+
+    def _delete(self, num_bytes: int) -> int:
+        """Delete files of so many bytes, if there are as many that may be; return how many it were."""
+        num_deleted = 0
+        for file in sorted(self._deletable()):
+            if num_deleted >= num_bytes:
+                break
+            with suppress(FileNotFoundError):
+                file.path.unlink()
+            num_deleted += file.size
+            own = self._models.get(file.path.parent.parent.name)
+            if own is not None and (key := Key.of_name(file.path.name)) is not None:
+                own.forget(key)
+        self._num_bytes = self.num_bytes - num_deleted
+        return num_deleted
+
+    def _deletable(self) -> Iterator[_File]:
+        for folder in _folders(self.folder):
+            if folder.name in self._models or _is_unused(folder):
+                yield from _entries(folder)
+
+
+class ModelFolder:
+    """The files of one model, by their keys; it is in use until it is closed.
+
+    `load` finds the files that are there already; any thread may ask for keys meanwhile.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.identity: Final = folder.name
+        self._folder = folder
+        self._sizes: dict[Key, int] = {}
+        self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum([*self._sizes.values()])
+
+    def size_of(self, key: Key) -> int:
+        return self._sizes.get(key, 0)
+
+    def path_of(self, key: Key) -> Path:
+        name = key.name
+        return self._folder / name[:2] / name
+
+    def load(self) -> None:
+        """Find the files that are there."""
+        for file in _entries(self._folder):
+            if (key := Key.of_name(file.path.name)) is not None:
+                self.add(key, file.size)
+
+    def add(self, key: Key, num_bytes: int) -> None:
+        self._sizes[key] = num_bytes
+
+    def forget(self, key: Key) -> None:
+        self._sizes.pop(key, None)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def _is_unused(folder: Path) -> bool:
+    """Return whether no server has this model loaded."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _entries(folder: Path) -> Iterator[_File]:
+    """Yield the files of a model that are the store's."""
+    return (file for file in _files(folder) if Key.of_name(file.path.name) is not None)
+
+
+def _files(folder: Path) -> Iterator[_File]:
+    """Yield all files in a folder; what is deleted meanwhile is left out."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        for each in found:
+            if each.is_dir(follow_symlinks=False):
+                yield from _files(Path(each.path))
+                continue
+            with suppress(FileNotFoundError):
+                stat = each.stat(follow_symlinks=False)
+                yield _File(stat.st_mtime_ns, stat.st_size, Path(each.path))
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        yield from [Path(each.path) for each in found if each.is_dir(follow_symlinks=False)]

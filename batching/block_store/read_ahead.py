@@ -1,0 +1,130 @@
+"""Reads entries of a model, in a thread, before steps need them."""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import monotonic
+
+from batching.block_store.entry_file import DamagedEntry, Entry, read
+from batching.block_store.folder import ModelFolder
+from batching.block_store.keys import Fetch, Key
+from batching.block_store.statistics import StoreStats
+
+logger = logging.getLogger(__name__)
+
+
+class ReadAhead:
+    """Reads what is asked for, in that order; it is kept until it is claimed, and taken, or dropped.
+
+    A file that is not what was written is deleted.
+    """
+
+    def __init__(
+        self, model: ModelFolder, stats: StoreStats, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._model = model
+        self._stats = stats
+        self._clock = clock
+        self._on_read: Callable[[], None] = lambda: None
+        self._asked: deque[Key] = deque()
+        # None is lost.
+        self._fetched: dict[Key, Entry | None] = {}
+        self._wanted: set[Key] = set()
+        self._claimed: dict[Key, Entry] = {}
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="kv-store-reader", daemon=True)
+        self._thread.start()
+
+    def call_when_read(self, func: Callable[[], None]) -> None:
+        """Set what the thread calls when something was read, or is lost."""
+        self._on_read = func
+
+    def fetch(self, keys: Iterable[Key]) -> None:
+        """Read these, unless that was asked for."""
+        with self._changed:
+            new = [key for key in keys if key not in self._wanted]
+            self._wanted.update(new)
+            self._asked += new
+            self._changed.notify()
+
+    def state_of(self, key: Key) -> Fetch:
+        with self._changed:
+            if key not in self._wanted:
+                return Fetch.UNASKED
+            if key not in self._fetched:
+                return Fetch.READING
+            return Fetch.LOST if self._fetched[key] is None else Fetch.READY
+
+    def claim(self, keys: Iterable[Key]) -> None:
+        """Keep these, which are READY, until they are taken."""
+        with self._changed:
+            for key in keys:
+                self._wanted.discard(key)
+                entry = self._fetched.pop(key)
+                assert entry is not None, "it was read"
+                self._claimed[key] = entry
+
+    def take(self, key: Key) -> Entry:
+        """Return what was claimed, once."""
+        return self._claimed.pop(key)
+
+    def drop_claimed(self) -> None:
+        self._claimed.clear()
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Forget what was asked for."""
+        with self._changed:
+            for key in keys:
+                self._wanted.discard(key)
+                self._fetched.pop(key, None)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked or self._is_closing)
+                if self._is_closing:
+                    return
+                key = self._asked.popleft()
+                if key not in self._wanted:
+                    continue
+            entry = self._read(key)
+            with self._changed:
+                if key in self._wanted:
+                    self._fetched[key] = entry
+            self._on_read()
+
+    def _read(self, key: Key) -> Entry | None:
+        path, began = self._model.path_of(key), self._clock()
+        try:
+            entry = read(path, self._model.identity, key)
+        except DamagedEntry as reason:
+            logger.warning("%s is damaged and deleted: %s", path, reason)
+            self._stats.num_damaged += 1
+            with suppress(OSError):
+                path.unlink()
+        except OSError as error:
+            logger.debug("%s cannot be read: %s", path, error)
+            self._stats.num_lost += 1
+        else:
+            with suppress(OSError):
+                os.utime(path)
+            self._count(entry.num_bytes, self._clock() - began)
+            return entry
+        self._model.forget(key)
+        return None
+
+    def _count(self, num_bytes: int, seconds: float) -> None:
+        self._stats.num_read += 1
+        self._stats.bytes_read += num_bytes
+        self._stats.seconds_reading += seconds
+        self._stats.reading.add(num_bytes, seconds)

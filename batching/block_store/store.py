@@ -1,0 +1,114 @@
+"""The store of a server, which is a folder and a thread that writes, and those of its models."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+from batching.block_store.entry_file import Entry
+from batching.block_store.folder import ModelFolder, StoreFolder
+from batching.block_store.keys import Fetch, Key
+from batching.block_store.read_ahead import ReadAhead
+from batching.block_store.statistics import Skip, StoreStats
+from batching.block_store.write_behind import WriteBehind
+from batching.block_store.write_limit import WriteLimit
+
+_MAX_QUEUED_BYTES: Final = 256 << 20
+_WRITTEN_FILE: Final = "written.json"
+
+
+class ServerStore:
+    """The store of all models of a server."""
+
+    def __init__(self, folder: Path, max_bytes: int, max_written_a_day: int | None) -> None:
+        """Use a folder, which is made if it is not there.
+
+        Raises:
+            OSError: it cannot be used, or another user can change it.
+        """
+        self._folder = StoreFolder(folder, max_bytes)
+        self._limit = WriteLimit(folder / _WRITTEN_FILE, max_written_a_day)
+        self._writer = WriteBehind(self._folder, self._limit, _MAX_QUEUED_BYTES)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the folder, as far as it is known."""
+        return self._folder.num_bytes
+
+    @property
+    def written_today(self) -> int:
+        return self._limit.num_bytes
+
+    def open(self, identity: str) -> "BlockStore":
+        """Return the store of the model with this identity; it is closed before the server's.
+
+        Raises:
+            OSError: the model's folder cannot be made.
+        """
+        return BlockStore(self._folder, self._folder.open(identity), self._writer)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write what is queued, for `timeout` seconds at most."""
+        self._writer.close(timeout)
+
+
+class BlockStore:
+    """The entries of one model on disk: which there are, reading and writing them.
+
+    The thread of the engine asks; two others read and write.
+    """
+
+    def __init__(self, server: StoreFolder, folder: ModelFolder, writer: WriteBehind) -> None:
+        self.stats: Final = StoreStats()
+        self._server = server
+        self._folder = folder
+        self._writer = writer
+        self._reader = ReadAhead(folder, self.stats)
+        # There may be many files.
+        Thread(target=folder.load, name="kv-store-index", daemon=True).start()
+
+    def call_when_read(self, func: Callable[[], None]) -> None:
+        """Set what is called, in a thread, when something that was fetched is there, or is lost."""
+        self._reader.call_when_read(func)
+
+    def has(self, key: Key) -> bool:
+        return key in self._folder
+
+    def size_of(self, key: Key) -> int:
+        return self._folder.size_of(key)
+
+    def fetch(self, keys: Sequence[Key]) -> None:
+        """Begin to read these, in this order."""
+        self._reader.fetch(keys)
+
+    def state_of(self, key: Key) -> Fetch:
+        return self._reader.state_of(key)
+
+    def claim(self, keys: Sequence[Key]) -> None:
+        """Keep these, which are READY, until they are taken."""
+        self._reader.claim(keys)
+
+    def take(self, key: Key) -> Entry:
+        """Return what was claimed, once."""
+        return self._reader.take(key)
+
+    def drop_claimed(self) -> None:
+        """Forget what was claimed."""
+        self._reader.drop_claimed()
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        """Forget what was asked for."""
+        self._reader.drop(keys)
+
+    def put(self, entry: Entry) -> bool:
+        """Queue an entry to be written; return False if the queue is full."""
+        return self._writer.put(self._folder, self.stats, entry)
+
+    def skip(self, reason: Skip, num: int = 1) -> None:
+        """Count what is not written, or not read."""
+        self.stats.skipped[reason] += num
+
+    def close(self) -> None:
+        """End the reader; what is queued is written nevertheless."""
+        self._reader.close()
+        self._server.close(self._folder)

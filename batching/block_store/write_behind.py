@@ -1,0 +1,146 @@
+"""Writes entries to a folder, in a thread, behind the answers."""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Final, NamedTuple
+
+from batching.block_store.entry_file import Entry, write
+from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder
+from batching.block_store.statistics import Skip, StoreStats
+from batching.block_store.write_limit import WriteLimit
+
+logger = logging.getLogger(__name__)
+
+# After an error of the disk it is left alone for so many seconds.
+_PAUSE: Final = 60.0
+
+
+class _Waiting(NamedTuple):
+    model: ModelFolder
+    stats: StoreStats
+    entry: Entry
+
+
+class WriteBehind:
+    """One thread of a server, for all of its models, with a queue of so many bytes.
+
+    A file gets its name when all is written to it, and is not synced: the checksum finds what a loss of power has
+    torn.  What finds the queue or the folder full is not written.
+    """
+
+    def __init__(
+        self,
+        folder: StoreFolder,
+        limit: WriteLimit,
+        max_queued_bytes: int,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._max_queued_bytes = max_queued_bytes
+        self._clock = clock
+        self._queue: deque[_Waiting] = deque()
+        self._num_queued_bytes = 0
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._paused_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="kv-store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_queued_bytes(self) -> int:
+        return self._num_queued_bytes
+
+    def put(self, model: ModelFolder, stats: StoreStats, entry: Entry) -> bool:
+        """Queue an entry; return False if there is no room for it."""
+        with self._changed:
+            if self._num_queued_bytes + entry.num_bytes > self._max_queued_bytes:
+                stats.skipped[Skip.QUEUE_FULL] += 1
+                return False
+            self._queue.append(_Waiting(model, stats, entry))
+            self._num_queued_bytes += entry.num_bytes
+            self._changed.notify_all()
+        return True
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that is queued was written; return whether it was, within `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._num_queued_bytes, timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write what is queued, for `timeout` seconds at most, and end the thread."""
+        self.flush(timeout)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        self._limit.save()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._is_closing)
+                if self._is_closing:
+                    return
+                waiting = self._queue.popleft()
+            self._write(waiting)
+            with self._changed:
+                self._num_queued_bytes -= waiting.entry.num_bytes
+                self._changed.notify_all()
+
+    def _write(self, waiting: _Waiting) -> None:
+        model, stats, entry = waiting
+        if self._clock() < self._paused_until:
+            stats.skipped[Skip.FAILED] += 1
+            return
+        if not self._limit.has_room(entry.num_bytes):
+            stats.skipped[Skip.WRITE_LIMIT] += 1
+            return
+        began = self._clock()
+        try:
+            self._folder.make_room(entry.num_bytes)
+            num_bytes = _write_file(model.path_of(entry.key), model.identity, entry)
+        except NoRoom as reason:
+            logger.debug("%s is not written: %s", entry.key.name, reason)
+            stats.skipped[Skip.NO_ROOM] += 1
+            return
+        except OSError as error:
+            self._pause(error)
+            stats.skipped[Skip.FAILED] += 1
+            return
+        self._folder.add(num_bytes)
+        self._limit.add(num_bytes)
+        model.add(entry.key, num_bytes)
+        stats.num_written += 1
+        stats.bytes_written += num_bytes
+        stats.seconds_writing += self._clock() - began
+
+    def _pause(self, error: OSError) -> None:
+        logger.warning(
+            "keys and values are not written to %s for a minute: %s",
+            self._folder.folder,
+            error.strerror,
+        )
+        self._paused_until = self._clock() + _PAUSE
+
+
+def _write_file(path: Path, identity: str, entry: Entry) -> int:
+    """Write a file that nothing else writes; return its size."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            num_bytes = write(file, identity, entry)
+        part.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    return num_bytes

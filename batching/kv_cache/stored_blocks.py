@@ -1,0 +1,42 @@
+"""What the scheduler asks the store of blocks."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from batching.block_store.keys import Fetch, Key
+from batching.block_store.statistics import StoreStats
+
+
+class StoredBlocks(Protocol):
+    """The store of one model, as the scheduler asks for it; `batching.block_store` has one on disk."""
+
+    def has(self, key: Key) -> bool: ...
+
+    def size_of(self, key: Key) -> int:
+        """Return the bytes of an entry; 0 if it is not there."""
+        ...
+
+    @property
+    def stats(self) -> StoreStats:
+        """What it has done, and how long that took."""
+        ...
+
+    def fetch(self, keys: Sequence[Key]) -> None:
+        """Begin to read these, in this order, unless that was asked for."""
+        ...
+
+    def state_of(self, key: Key) -> Fetch:
+        """Return what has become of an entry that was asked for."""
+        ...
+
+    def claim(self, keys: Sequence[Key]) -> None:
+        """Keep these, which are READY, for the step that is planned, whatever else is dropped."""
+        ...
+
+    def drop_claimed(self) -> None:
+        """Forget what was claimed: the step has failed."""
+        ...
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        """Forget what was asked for."""
+        ...

@@ -1,0 +1,65 @@
+"""A store of blocks in memory, which takes its time and loses things."""
+
+from collections.abc import Callable, Sequence
+
+from batching.block_store.entry_file import Entry
+from batching.block_store.keys import Fetch, Key
+from batching.block_store.statistics import StoreStats
+
+
+class FakeStore:
+    """What is read is there after some questions, or lost.
+
+    draw: returns a number in [0, n] where it has a choice.
+    """
+
+    def __init__(self, draw: Callable[[int], int] = lambda _: 0) -> None:
+        self.entries: dict[Key, Entry] = {}
+        self.stats = StoreStats()
+        self._draw = draw
+        self._asked: dict[Key, Fetch] = {}
+        self._claimed: dict[Key, Entry] = {}
+
+    def has(self, key: Key) -> bool:
+        return key in self.entries
+
+    def size_of(self, key: Key) -> int:
+        return self.entries[key].num_bytes if key in self.entries else 0
+
+    def fetch(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._asked.setdefault(key, Fetch.READING)
+
+    def state_of(self, key: Key) -> Fetch:
+        if self._asked.get(key) is Fetch.READING:
+            self._go_on(key)
+        return self._asked.get(key, Fetch.UNASKED)
+
+    def _go_on(self, key: Key) -> None:
+        if self._draw(15) == 15:
+            self.entries.pop(key, None)
+        if key not in self.entries:
+            self._asked[key] = Fetch.LOST
+        elif not self._draw(2):
+            self._asked[key] = Fetch.READY
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._asked.pop(key, None)
+
+    def claim(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            assert self._asked.pop(key) is Fetch.READY
+            self._claimed[key] = self.entries[key]
+
+    def take(self, key: Key) -> Entry:
+        self.stats.num_read += 1
+        return self._claimed.pop(key)
+
+    def drop_claimed(self) -> None:
+        self._claimed.clear()
+
+    def put(self, entry: Entry) -> bool:
+        self.entries[entry.key] = entry
+        self.stats.num_written += 1
+        return True
