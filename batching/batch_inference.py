@@ -189,6 +189,13 @@ class BatchInferenceEngine:
                 self._in_flight.queued.collect()
             self._in_flight = None
 
+    def save_rest(self, seconds: float) -> None:
+        """Hand over what is left to be stored, for some seconds at most; no step may be run afterwards."""
+        until = self._clock() + seconds
+        with suppress(Exception):
+            while self._scheduler.has_unsaved and self._clock() < until:
+                self._runner.run(StepPlan((), saves=tuple(self._scheduler.take_saves())))
+
     def _plan(self, turn: Turn = ALONE, after: QueuedStep | None = None) -> _Step:
         planned = self._clock()
         plan = self._scheduler.schedule(

@@ -173,6 +173,9 @@ class EngineConfig(BatchLimits):
     async_scheduling: queue a step while the previous one runs, where the pool allows it.
     weights_cache_dir: the folder of packed weights; None is a folder beside the hub's cache.
     weights_cache_gib: the most GiB of packed weights in that folder; 0 keeps none.
+    kv_cache_dir: the folder in which keys and values outlive the pool; None keeps none.
+    kv_cache_gib: the most GiB of that folder.
+    kv_cache_max_write_gib_per_day: the most GiB that are written to it in a day; None is no limit.
     mlx_cache_mib: MiB of freed buffers that MLX keeps on a GPU.
     wired_limit_mib: MiB that are wired on a Mac; None is the weights and the KV pool.
 
@@ -209,6 +212,9 @@ class EngineConfig(BatchLimits):
     weights_cache_dir: Path | None = None
     weights_cache_gib: int = 64
     gpu_kernels: GpuKernelsMode = "off"
+    kv_cache_dir: Path | None = None
+    kv_cache_gib: float = 32.0
+    kv_cache_max_write_gib_per_day: float | None = None
     mlx_cache_mib: int = 1024
     wired_limit_mib: int | None = None
 

@@ -94,6 +94,10 @@ class ContinuousBatchingScheduler:
         """True if blocks or states are left to be stored."""
         return self._kv.store is not None and self._kv.store.num_unsaved > 0
 
+    def take_saves(self) -> Sequence[SaveOrder]:
+        """Return some of what is left to be stored, each once, for a step that does nothing else."""
+        return () if self._kv.store is None else self._kv.store.take_saves(is_busy=False)
+
     def stats(self) -> SchedulerStats:
         blocks, prefix_cache = self.block_manager, self._kv.prefix_cache
         running, spec_decode = self._running.requests, self._recorder.spec_decode

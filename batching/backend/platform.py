@@ -1,7 +1,7 @@
 """The interface of a platform, on which models run: MLX alone, the native CPU kernels, or a GPU."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
@@ -213,6 +213,11 @@ class Platform(ABC):
     def min_chunk(self) -> int:
         """The prompt tokens that a step may always process."""
         return MIN_CHUNK
+
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, object]:
+        """What the last bits of keys and values depend on here, beside the model and its weights' type."""
 
     # The start-up banner, and the end
 

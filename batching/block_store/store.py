@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Lock
 from typing import Final
 
 from batching.block_store.entry_file import Entry
@@ -15,10 +15,29 @@ from batching.block_store.write_limit import WriteLimit
 
 _MAX_QUEUED_BYTES: Final = 256 << 20
 _WRITTEN_FILE: Final = "written.json"
+# That writing what is queued may take at the end.
+_CLOSE_SECONDS: Final = 5.0
+
+
+_shared: Final[dict[Path, "ServerStore"]] = {}
+_lock: Final = Lock()
+
+
+def shared_store(folder: Path, max_bytes: int, max_written_a_day: int | None) -> "ServerStore":
+    """Return this process's store in a folder, which the first model opens and the last one closes.
+
+    Raises:
+        OSError: it cannot be used, or another user can change it.
+    """
+    with _lock:
+        key = folder.resolve()
+        if key not in _shared:
+            _shared[key] = ServerStore(key, max_bytes, max_written_a_day)
+        return _shared[key]
 
 
 class ServerStore:
-    """The store of all models of a server."""
+    """The store of all models of a server; it ends with the last of them."""
 
     def __init__(self, folder: Path, max_bytes: int, max_written_a_day: int | None) -> None:
         """Use a folder, which is made if it is not there.
@@ -29,6 +48,7 @@ class ServerStore:
         self._folder = StoreFolder(folder, max_bytes)
         self._limit = WriteLimit(folder / _WRITTEN_FILE, max_written_a_day)
         self._writer = WriteBehind(self._folder, self._limit, _MAX_QUEUED_BYTES)
+        self._num_open = 0
 
     @property
     def num_bytes(self) -> int:
@@ -40,16 +60,28 @@ class ServerStore:
         return self._limit.num_bytes
 
     def open(self, identity: str) -> "BlockStore":
-        """Return the store of the model with this identity; it is closed before the server's.
+        """Return the store of the model with this identity.
 
         Raises:
             OSError: the model's folder cannot be made.
         """
-        return BlockStore(self._folder, self._folder.open(identity), self._writer)
+        with _lock:
+            folder = self._folder.open(identity)
+            self._num_open += 1
+        # There may be many files.
+        folder.load()
+        return BlockStore(self, folder, self._writer)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Write what is queued, for `timeout` seconds at most."""
-        self._writer.close(timeout)
+    def leave(self, folder: ModelFolder) -> None:
+        """Close the folder of a model; with the last one, write what is queued, within some seconds."""
+        with _lock:
+            self._folder.close(folder)
+            self._num_open -= 1
+            is_last = self._num_open == 0
+            if is_last:
+                _shared.pop(self._folder.folder, None)
+        if is_last:
+            self._writer.close(_CLOSE_SECONDS)
 
 
 class BlockStore:
@@ -58,14 +90,12 @@ class BlockStore:
     The thread of the engine asks; two others read and write.
     """
 
-    def __init__(self, server: StoreFolder, folder: ModelFolder, writer: WriteBehind) -> None:
+    def __init__(self, server: ServerStore, folder: ModelFolder, writer: WriteBehind) -> None:
         self.stats: Final = StoreStats()
         self._server = server
         self._folder = folder
         self._writer = writer
         self._reader = ReadAhead(folder, self.stats)
-        # There may be many files.
-        Thread(target=folder.load, name="kv-store-index", daemon=True).start()
 
     def call_when_read(self, func: Callable[[], None]) -> None:
         """Set what is called, in a thread, when something that was fetched is there, or is lost."""
@@ -111,4 +141,4 @@ class BlockStore:
     def close(self) -> None:
         """End the reader; what is queued is written nevertheless."""
         self._reader.close()
-        self._server.close(self._folder)
+        self._server.leave(self._folder)

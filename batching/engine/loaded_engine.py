@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batching.batch_inference import BatchInferenceEngine
+from batching.block_store.store import BlockStore
 from batching.engine.memory_use import NO_MEMORY, MemoryUse
 from batching.model_info import ModelInfo
 
@@ -15,6 +16,7 @@ class LoadedEngine:
     startup_lines: what was chosen, for the operator: device, dtype, BLAS, blocks, memory.
     memory: the bytes that it takes.
     close: gives everything back that was loaded; no step may be run afterwards.
+    store: of its blocks, which `close` closes, too; None keeps none.
     """
 
     engine: BatchInferenceEngine
@@ -22,3 +24,4 @@ class LoadedEngine:
     startup_lines: tuple[str, ...] = ()
     memory: MemoryUse = NO_MEMORY
     close: Callable[[], None] = lambda: None
+    store: BlockStore | None = None

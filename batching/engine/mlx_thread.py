@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -220,7 +221,13 @@ class MLXThread:
         if served is not None:
             freeze()
             self._engines.append(served)
+            served.call_when_read(partial(self._go_on, served))
             load.future.set_result(served)
+
+    def _go_on(self, served: ServedEngine) -> None:
+        """Wake the thread for an engine; any thread may call it."""
+        with suppress(EngineStopped):
+            self.post(served.go_on)
 
     def _close(self, served: ServedEngine, reason: EngineStopped) -> None:
         if served in self._engines:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.engine.loaded_engine import LoadedEngine
@@ -13,6 +13,9 @@ from batching.scheduling.engine_turns import ALONE, Demand, Turn
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# For what was not stored beside requests, at the end.
+_SAVE_SECONDS: Final = 2.0
 
 
 class ServedEngine:
@@ -75,6 +78,16 @@ class ServedEngine:
         outputs = engine.step(turn)
         self._router.call_in_loop(self._router.deliver, outputs, engine.last_step)
 
+    def call_when_read(self, func: Callable[[], None]) -> None:
+        """Set what is called, in another thread, when `go_on` is due: something was read that requests wait for."""
+        if self._loaded is not None and self._loaded.store is not None:
+            self._loaded.store.call_when_read(func)
+
+    def go_on(self) -> None:
+        """Let requests go on that wait for the store."""
+        if self._loaded is not None:
+            self._loaded.engine.go_on()
+
     def report_if_idle(self) -> None:
         """Report the statistics once after the last step, or the last call: aborted requests have left since."""
         if not self._has_reported and not self.engine.has_work:
@@ -89,6 +102,7 @@ class ServedEngine:
         self._router.call_in_loop(self._router.fail_all, reason, now)
         close = loaded.close
         loaded.engine.drain()
+        loaded.engine.save_rest(_SAVE_SECONDS)
         # `close` finds nothing that still refers to the model.
         del loaded
         close()

@@ -469,7 +469,13 @@ NB_MODULE(_native, m) {
         "shared"_a.none() = nb::none(), "shared_gate"_a = nb::none(), "residual"_a = 0.0f);
   m.def("run_mixture", &graph::run_mixture, "x"_a, "half"_a);
 
-  nb::class_<Shared<StatePool>>(m, "StatePool");
+  nb::class_<Shared<StatePool>>(m, "StatePool")
+      // Address and size of a cell.
+      .def("cell", [](const std::shared_ptr<StatePool>& pool, int index) {
+        pool->grow(index + 1);
+        return std::make_pair(reinterpret_cast<uintptr_t>(pool->cell(index)),
+                              pool->cell_floats() * sizeof(float));
+      }, "index"_a);
   nb::class_<Shared<StateStep>>(m, "StateStep");
   m.def("state_step", &make_state_step, "pieces"_a);
   nb::class_<Shared<Mixer>>(m, "Mixer").def("pool", [](const std::shared_ptr<Mixer>& mixer) {

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from batching.backend.loader import load_model
 from batching.errors import ModelLoadError
+from tests.support.model_zoo import make_tiny, tiny_config
 
 CONFIG: Final[dict[str, Any]] = {
     "model_type": "llama",
@@ -40,6 +41,20 @@ def write_model(directory: Path, seed: int = 5) -> Path:
     model, config = quantize_model(model, CONFIG, group_size=32, bits=4)
     save_model(directory, model)
     save_config(config, directory / "config.json")
+    _write_tokenizer(directory)
+    return directory
+
+
+def write_tiny(name: str, directory: Path) -> Path:
+    """Write a tiny model of any type of mlx-lm as a directory."""
+    directory.mkdir(exist_ok=True)
+    save_model(directory, make_tiny(name))
+    save_config(tiny_config(name), directory / "config.json")
+    _write_tokenizer(directory)
+    return directory
+
+
+def _write_tokenizer(directory: Path) -> None:
     words = {chr(97 + index): index for index in range(26)}
     backend = Tokenizer(models.WordLevel(words, unk_token="z"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -47,7 +62,6 @@ def write_model(directory: Path, seed: int = 5) -> Path:
         tokenizer_object=backend, eos_token="c"
     )
     tokenizer.save_pretrained(directory)
-    return directory
 
 
 def edit_config(directory: Path, name: str = "config.json", **changes: Any) -> None:

@@ -1,14 +1,17 @@
 """Builds an engine in the thread that will own it: platform, model, self-check, KV pool."""
 
 from dataclasses import replace
+from functools import partial
 
 from batching.backend.builder.opening import OpenModel, open_model
 from batching.backend.builder.platforms import choose_platform
 from batching.backend.builder.startup_lines import startup_lines
 from batching.backend.memory.device import MIB
 from batching.backend.pooling.uses import reranker_of
+from batching.backend.runner.executor import Executor
 from batching.backend.vision.opening import OpenVision
 from batching.batch_inference import BatchInferenceEngine
+from batching.block_store.store import BlockStore
 from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
@@ -32,14 +35,14 @@ def build_engine(config: EngineConfig, slices: LoadSlices = ONE_SLICE) -> Loaded
     try:
         return _engine(config, model)
     except BaseException:
-        model.executor.close()
+        _close(model.executor, model.store)
         raise
 
 
 def _engine(config: EngineConfig, model: OpenModel) -> LoadedEngine:
     executor = model.executor
     engine = BatchInferenceEngine(
-        ContinuousBatchingScheduler(_limits(config, model)),
+        ContinuousBatchingScheduler(_limits(config, model), model.store),
         executor,
         max_stall=config.max_stall_ms / 1000,
         min_chunk=model.platform.min_chunk,
@@ -49,7 +52,14 @@ def _engine(config: EngineConfig, model: OpenModel) -> LoadedEngine:
     lines = startup_lines(config.model_id, model, wired)
     sizes = model.sizes
     memory = MemoryUse(model.num_bytes, sizes.kv_cache, sizes.states)
-    return LoadedEngine(engine, _info(config, model), lines, memory, executor.close)
+    close = partial(_close, executor, model.store)
+    return LoadedEngine(engine, _info(config, model), lines, memory, close, model.store)
+
+
+def _close(executor: Executor, store: BlockStore | None) -> None:
+    executor.close()
+    if store is not None:
+        store.close()
 
 
 def _limits(config: EngineConfig, model: OpenModel) -> SchedulerConfig:

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
+from batching.backend.builder.block_store import open_store
 from batching.backend.builder.sizing import Sizes, sizes_of
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.execution_mode import CheckResult, ExecutionMode
@@ -15,12 +16,14 @@ from batching.backend.pooling.head import PoolingHead
 from batching.backend.pooling.uses import embeddings_of, may_embed
 from batching.backend.runner.executor import Executor, release
 from batching.backend.runner.mlx_runner import MLXRunner
+from batching.backend.runner.stored_blocks import StoredBlocks
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.checked_model import CheckedModel
 from batching.backend.vision.images import Images
 from batching.backend.vision.opening import OpenVision, open_vision
 from batching.backend.weights.storage import dtype_name
 from batching.block_manager import BlockTable
+from batching.block_store.store import BlockStore
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.errors import ModelLoadError
@@ -45,6 +48,7 @@ class OpenModel:
     """A model that can run steps, with its pool.
 
     executor: owns the model, and is to be closed.
+    store: of its blocks, and is to be closed, too; None keeps none.
     """
 
     prepared: PreparedModel
@@ -54,6 +58,7 @@ class OpenModel:
     sizes: Sizes
     embeddings: Embeddings | NoEmbeddings
     vision: OpenVision | NoVision
+    store: BlockStore | None
 
     @property
     def loaded(self) -> LoadedModel:
@@ -164,9 +169,12 @@ def _opened(
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     images = vision.images if isinstance(vision, OpenVision) else None
     runner = _runner(loaded, checked, sizes.limits, head, images)
+    store = open_store(config, prepared, checked, sizes, runner.cache, slices)
+    if store is not None:
+        runner.stored = StoredBlocks(runner.cache, store)
     executor = Executor(checked.platform, runner, changes)
     return OpenModel(
-        prepared, executor, checked.platform, checked.result, sizes, embeddings, vision
+        prepared, executor, checked.platform, checked.result, sizes, embeddings, vision, store
     )
 
 

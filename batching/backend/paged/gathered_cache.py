@@ -10,6 +10,7 @@ from batching.backend.paged.kv_cache import LayerCache, Slots, StepInputs
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.pieces import DeferredMask, KeepsAll, Piece
+from batching.block_store.entry_file import Buffer
 
 Rows = tuple[mx.array, mx.array]
 
@@ -114,7 +115,7 @@ class GatheredLayerCache(LayerCache):
         self._write_pending()
         return bytes_of(self._rows_of(slots))
 
-    def import_block(self, slots: Slots, data: bytes) -> None:
+    def import_block(self, slots: Slots, data: Buffer) -> None:
         self._write_pending()
         for array, new in zip(self._pool, arrays_of(data, self._rows_of(slots)), strict=True):
             if array.size:

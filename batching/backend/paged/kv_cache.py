@@ -24,6 +24,7 @@ from batching.backend.paged.pieces import DeferredMask, KeepsAll, Piece, cut
 from batching.backend.paged.state_cache import StateCache
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.block_manager import BlockCopy
+from batching.block_store.entry_file import Buffer
 from batching.steps.step_plan import Slice, StateCopy
 
 Slots = npt.NDArray[np.int64]
@@ -284,7 +285,7 @@ class LayerCache(KeepsAll, ABC):
         """Return the contents of a block, given by its slots, after all steps that were begun."""
 
     @abstractmethod
-    def import_block(self, slots: Slots, data: bytes) -> None:
+    def import_block(self, slots: Slots, data: Buffer) -> None:
         """Write what `export_block` has returned into a block, which no step may use meanwhile.
 
         Raises:
@@ -411,7 +412,7 @@ class PagedKVCache:
         return [layer.export_block(slots) for layer in self._layers_with(is_windowed=is_windowed)]
 
     def import_block(
-        self, block_id: int, contents: Sequence[bytes], *, is_windowed: bool = False
+        self, block_id: int, contents: Sequence[Buffer], *, is_windowed: bool = False
     ) -> None:
         """Write what `export_block` has returned into a block, which no step may use meanwhile.
 
@@ -423,6 +424,26 @@ class PagedKVCache:
             raise WrongBlock(f"a block is of {len(layers)} layers, not {len(contents)}")
         for layer, data in zip(layers, contents, strict=True):
             layer.import_block(self._slots_of(block_id), data)
+
+    @property
+    def can_be_stored(self) -> bool:
+        """True if its states, like its blocks, can be exported."""
+        return all(state.can_be_stored for state in self._states)
+
+    def export_state(self, slot: int, position: int) -> list[bytes]:
+        """Return a recurrent state in each of the layers that have it, after all steps that were begun."""
+        return [state.export_state(slot, position) for state in self._states]
+
+    def import_state(self, slots: Sequence[int], position: int, contents: Sequence[bytes]) -> None:
+        """Put what `export_state` has returned into slots, which no step may use meanwhile.
+
+        Raises:
+            WrongBlock: it is of another form.
+        """
+        if len(contents) != len(self._states):
+            raise WrongBlock(f"a state is of {len(self._states)} layers, not {len(contents)}")
+        for state, data in zip(self._states, contents, strict=True):
+            state.import_state(slots, position, data)
 
     def _slots_of(self, block_id: int) -> Slots:
         return block_id * self._block_size + np.arange(self._block_size)

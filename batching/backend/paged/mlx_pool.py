@@ -10,6 +10,7 @@ from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, slo
 from batching.backend.paged.layout import LayerLayout
 from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import Pool, SlidingWindow, StepAttention
+from batching.block_store.entry_file import Buffer
 
 
 def device_cache(
@@ -89,7 +90,7 @@ class DeviceLayerCache(LayerCache):
     def export_block(self, slots: Slots) -> bytes:
         return bytes_of(self._rows(slots))
 
-    def import_block(self, slots: Slots, data: bytes) -> None:
+    def import_block(self, slots: Slots, data: Buffer) -> None:
         rows = slot_rows(slots, self.shape.num_heads, self.num_slots)
         for array, new in zip(self._arrays, arrays_of(data, self._rows(slots)), strict=True):
             array[rows] = new

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from batching.backend.paged.block_bytes import packed_arrays, unpacked_arrays
 from batching.backend.paged.pieces import Piece
 from batching.steps.step_plan import Slice, StateCopy
 
@@ -57,6 +58,21 @@ class StateCache(ABC):
         state = self._slots[copy.source][copy.position]
         self._slots[copy.target] = {copy.position: self._kept(state)}
         self._owners.pop(copy.target, None)
+
+    # What it holds can be stored, and restored in another life.
+    can_be_stored = False
+
+    def export_state(self, slot: int, position: int) -> bytes:
+        """Return a state as bytes."""
+        raise NotImplementedError
+
+    def import_state(self, slots: Sequence[int], position: int, data: bytes) -> None:
+        """Put what `export_state` has returned into slots, which have no other states then.
+
+        Raises:
+            WrongBlock: it is of another form.
+        """
+        raise NotImplementedError
 
     def make_mask(self, num_tokens: int) -> None:
         """Return None, for no mask: nothing is padded."""
@@ -193,6 +209,17 @@ class RecurrentStates(StateCache):
     def __init__(self, num_arrays: int) -> None:
         self._empty = _Rows((None,) * num_arrays)
         super().__init__()
+
+    can_be_stored = True
+
+    def export_state(self, slot: int, position: int) -> bytes:
+        return packed_arrays(self._own(self._slots[slot][position]).arrays)
+
+    def import_state(self, slots: Sequence[int], position: int, data: bytes) -> None:
+        state = _Rows(tuple(unpacked_arrays(data)), is_own=True)
+        for slot in slots:
+            self._slots[slot] = {position: state}
+            self._owners.pop(slot, None)
 
     def can_share(self, s: Slice) -> Hashable:
         arrays = self._state(s).arrays

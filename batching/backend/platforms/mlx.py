@@ -1,5 +1,6 @@
 """MLX alone, on a CPU: no kernels of this project are needed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +48,10 @@ class MLXPlatform(Platform):
     @property
     def make_pool(self) -> MakePool:
         return device_cache
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        return {"platform": "mlx", "blas": str(BLAS)}
 
     def device_line(self, weights: str) -> str:
         return f"cpu, weights {weights}, BLAS: {BLAS}"

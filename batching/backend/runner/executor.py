@@ -7,6 +7,7 @@ from batching.backend.hooks.changes import Changes
 from batching.backend.memory.device import free_buffers
 from batching.backend.platform import Platform
 from batching.backend.runner.mlx_runner import EncodingStep, MLXRunner, MLXStep
+from batching.block_store.entry_file import Buffer
 from batching.inputs.sampling_params import SamplingParams
 from batching.steps.step_plan import SliceOutput, StepPlan
 
@@ -50,7 +51,7 @@ class Executor:
         return self._runner.cache.export_block(block_id, is_windowed=is_windowed)
 
     def import_block(
-        self, block_id: int, contents: Sequence[bytes], *, is_windowed: bool = False
+        self, block_id: int, contents: Sequence[Buffer], *, is_windowed: bool = False
     ) -> None:
         """Write what `export_block` has returned, here or in another executor of the same model.
 

@@ -14,6 +14,7 @@ from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.platform import Graphs
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.pooling.pooler import PooledRows
+from batching.backend.runner.stored_blocks import StoredBlocks
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
@@ -28,6 +29,8 @@ class MLXRunner:
 
     A `PipelinedRunner`.  The model is unmodified code of mlx-lm; the cache objects that it gets write and
     read the paged pool.
+
+    stored: saves and restores blocks; None without a store.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class MLXRunner:
         self._head = head
         self._graphs = graphs
         self._images = images
+        self.stored: StoredBlocks | None = None
         self._sequences = Sequences()
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
@@ -108,11 +112,14 @@ class MLXRunner:
     def _submit(self, plan: StepPlan, after: "MLXStep | None") -> "MLXStep | EncodingStep":
         expected = None if after is None else after.sampled
         sequences = self._sequences.begin(plan)
-        if after is not None and plan.copies:
-            # They are made at once, and the step in flight writes what they read.
+        if after is not None and (plan.copies or plan.restores):
+            # They are made at once: the step in flight writes what is copied, or had the blocks that are restored.
             mx.eval(after.sampled.tokens, after.written)
         self.cache.copy_blocks(plan.copies)
         self.cache.copy_states(plan.state_copies)
+        if self.stored is not None:
+            self.stored.save(plan.saves)
+            self.stored.restore(plan.restores)
         images = self._images
         encoded = [] if images is None else images.begin(plan)
         if not plan.slices:

@@ -10,7 +10,7 @@ _SCALED_ROPE: Final[Config] = {
     "llama_4_scaling_beta": 0.1,
     "original_max_position_embeddings": 16,
 }
-_GEMMA: Final[Config] = {"tie_word_embeddings": True, "query_pre_attn_scalar": 32.0}
+_GEMMA: Final[Config] = {"tie_word_embeddings": True, "query_pre_attn_scalar": 32}
 _GRANITE: Final[Config] = {
     "logits_scaling": 0.5,
     "attention_multiplier": 0.2,

@@ -1,5 +1,6 @@
 """The native kernels of a CPU: weights are packed for them, and their pool is read in place."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from batching.backend.loader import LoadedModel
 from batching.backend.numerics import NOTHING_SET, Numerics
 from batching.backend.platform import Instead, MakePool, Platform, PreparedModel
 from batching.backend.platforms.cpu.layers.replace import min_input_bits
-from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.cpu.native_loader import INTERFACE_VERSION, Native
 from batching.backend.platforms.cpu.packed_model import FurtherRounding, PackedModel
 from batching.backend.platforms.cpu.pools.cache import native_cache
 from batching.backend.platforms.cpu.sampling import native_sampler
@@ -138,6 +139,17 @@ class CPUPlatform(Platform):
 
     def sampler(self) -> Sampler:
         return native_sampler(self.native.module)
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        return {
+            "platform": "cpu",
+            "interface": INTERFACE_VERSION,
+            "isa": self.native.isa,
+            "input_bits": self.input_bits,
+            "further_rounding": self.further_rounding and self.further_rounding.name,
+            "rounds_attention": self.rounds_attention,
+        }
 
     def device_line(self, weights: str) -> str:
         return f"cpu, weights {weights}, BLAS: {BLAS}"

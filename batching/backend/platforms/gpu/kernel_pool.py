@@ -20,6 +20,7 @@ from batching.backend.paged.mlx_attention import GatheredContext, RunContext, Sl
 from batching.backend.platforms.gpu.pool_kernels import KernelPool, PoolKernels
 from batching.backend.platforms.gpu.rotations import rotated_alike
 from batching.backend.platforms.gpu.step_rows import KernelAttention, padded, padded_slots
+from batching.block_store.entry_file import Buffer
 
 _TOKEN_SIZE: Final = 8
 
@@ -137,7 +138,7 @@ class KernelLayerCache(LayerCache):
     def export_block(self, slots: Slots) -> bytes:
         return bytes_of(self._rows(slots))
 
-    def import_block(self, slots: Slots, data: bytes) -> None:
+    def import_block(self, slots: Slots, data: Buffer) -> None:
         self._write_rows(arrays_of(data, self._rows(slots)), slots)
 
     def _rows(self, slots: Slots) -> list[mx.array]:

@@ -1,7 +1,7 @@
 """A GPU that MLX computes on, with the kernels of this project for its pool, or without."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -118,6 +118,14 @@ class GPUPlatform(Platform):
         if self.kernels is None or not self.keeps_graphs:
             return None
         return StepGraphs(cache, selection, is_check=is_check)
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        return {
+            "platform": self.gpu,
+            "device": self.memory.device_line(),
+            "kernels": self.kernels is not None,
+        }
 
     def device_line(self, weights: str) -> str:
         return f"{self.memory.device_line()}, weights {weights}"

@@ -26,6 +26,7 @@ from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.pages import PoolPages, Region
 from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
+from batching.block_store.entry_file import Buffer
 from batching.inputs.images import Span
 from batching.steps.step_plan import Slice
 
@@ -272,7 +273,7 @@ class NativeLayerCache(LayerCache):
     def export_block(self, slots: Slots) -> bytes:
         return b"".join(part.read() for part in self._parts(slots))
 
-    def import_block(self, slots: Slots, data: bytes) -> None:
+    def import_block(self, slots: Slots, data: Buffer) -> None:
         parts = list(self._parts(slots))
         if len(data) != (expected := sum(part.size for part in parts)):
             raise WrongBlock(f"a block of this layer has {expected} bytes, not {len(data)}")

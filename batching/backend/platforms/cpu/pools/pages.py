@@ -38,9 +38,10 @@ class Region(NamedTuple):
     def read(self) -> bytes:
         return ctypes.string_at(self.address, self.size)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """`data` is as long as the region."""
-        ctypes.memmove(self.address, data, self.size)
+        source = np.frombuffer(data, np.uint8)
+        ctypes.memmove(self.address, source.ctypes.data, self.size)
 
 
 class PoolPages:

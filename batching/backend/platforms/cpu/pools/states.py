@@ -1,15 +1,22 @@
 """Recurrent states in the memory of the kernels, read and written by one operation a layer."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
 
+from batching.backend.paged.block_bytes import WrongBlock
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.paged.state_cache import RecurrentStates, StepPieces
 from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.cpu.pools.pages import Region
 from batching.steps.step_plan import Slice, StateCopy
+
+# Where a state was that is in bytes.
+_IN_ARRAYS: Final = b"A"
+_IN_POOL: Final = b"P"
 
 
 class StateCells:
@@ -52,6 +59,16 @@ class StateCells:
         cell = self._slots[copy.source][copy.position]
         self._put(copy.target, {copy.position: cell})
         self._owners.pop(copy.target, None)
+
+    def cell(self, slot: int, position: int) -> int:
+        return self._slots[slot][position]
+
+    def restore(self, slots: Sequence[int], position: int) -> None:
+        """Let slots hold one state, in a cell that nothing else holds."""
+        cell = self._take()
+        for slot in slots:
+            self._put(slot, {position: cell})
+            self._owners.pop(slot, None)
 
     def flush(self) -> None:
         """Keep the states after the step, and those before it that the plan asks for."""
@@ -105,12 +122,14 @@ class NativeStates(RecurrentStates):
         """is_first: of the layers that share the cells; it keeps them up to date."""
         self._cells = cells
         self._is_first = is_first
-        self._pool: object | None = None
+        self._pool: Any = None
         super().__init__(num_arrays)
 
     def reset(self) -> None:
         super().reset()
         self._pool = None
+        # By their cells.
+        self._restored: dict[int, bytes] = {}
         self._output: mx.array | None = None
         if self._is_first:
             self._cells.reset()
@@ -128,6 +147,33 @@ class NativeStates(RecurrentStates):
         if self._pool is None:
             super().copy(copy)
 
+    def export_state(self, slot: int, position: int) -> bytes:
+        if self._pool is None:
+            return _IN_ARRAYS + super().export_state(slot, position)
+        mx.synchronize()
+        return _IN_POOL + Region(*self._pool.cell(self._cells.cell(slot, position))).read()
+
+    def import_state(self, slots: Sequence[int], position: int, data: bytes) -> None:
+        if self._is_first:
+            self._cells.restore(slots, position)
+        kind, data = data[:1], data[1:]
+        if kind == _IN_ARRAYS:
+            super().import_state(slots, position, data)
+            return
+        self._restored[self._cells.cell(slots[0], position)] = data
+        if self._pool is not None:
+            self._write_restored(self._pool)
+
+    def _write_restored(self, pool: Any) -> None:
+        """Write restored states to their cells; there is no pool before the first step."""
+        mx.synchronize()
+        for cell, data in self._restored.items():
+            region = Region(*pool.cell(cell))
+            if region.size != len(data):
+                raise WrongBlock(f"a state of this layer has {region.size} bytes, not {len(data)}")
+            region.write(data)
+        self._restored.clear()
+
     def flush(self) -> None:
         if self._is_first:
             # Also for layers whose states are in arrays, so that it does not depend on which is first.
@@ -144,5 +190,6 @@ class NativeStates(RecurrentStates):
         """Run what reads and writes the step's states, given pool and step."""
         if self._pool is None:
             self._pool = make_pool()
+            self._write_restored(self._pool)
         self._output = run(self._pool, self._cells.step())
         return self._output
