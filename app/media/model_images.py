@@ -1,5 +1,6 @@
 """Makes of the images of requests what a model takes."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -18,10 +19,13 @@ from batching import (
     ImageProcessor,
     InvalidRequest,
     ModelInfo,
+    ProcessorFailed,
     SandboxLost,
     UnfitImage,
     VisionModel,
 )
+
+logger = logging.getLogger(__name__)
 
 # OpenAI's `low`: 512 by 512.
 _LOW_PIXELS: Final = 512 * 512
@@ -135,6 +139,10 @@ class ModelImages:
             made = self._processor(vision, text).process(pixels)
         except UnfitImage as error:
             raise InvalidImage(image.param, f"the image {error}") from None
+        except ProcessorFailed as error:
+            logger.warning("the image processor of %s cannot be used: %s", model.model_id, error)
+            message = f"{image.param}: an image cannot be read: this model's image processor cannot be used"
+            raise InvalidRequest(image.param, message) from None
         except SandboxLost:
             raise ImageReaderLost from None
         self._keep(digest, made)
