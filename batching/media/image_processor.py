@@ -43,7 +43,8 @@ class ImageProcessor:
         self._sandbox = Sandbox(
             str(_WORKER),
             SandboxLimits(_CPU_SECONDS, _MEMORY_BYTES),
-            arguments=[str(_MODELS), str(model.folder), model.model_type, image_text],
+            # A process has a working directory of its own.
+            arguments=[str(_MODELS), str(model.folder.resolve()), model.model_type, image_text],
             num_processes=num_processes,
         )
 

@@ -4,6 +4,7 @@ The processor is the family's own, of mlx-vlm or of transformers, and gets pixel
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
@@ -95,6 +96,8 @@ def _module(file: str) -> ModuleType:
 
 def _processor(models: ModuleType, folder: str, model_type: str) -> Any:
     """Load the processor of a directory."""
+    # Nothing is looked for elsewhere.
+    os.environ["HF_HUB_OFFLINE"] = "1"
     import mlx.core as mx
     from transformers import AutoProcessor
 
