@@ -49,7 +49,7 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.machine import Machine, report_backend, this_machine
 from batching.media.image_decoder import ImageDecoder, Pixels, TooManyPixels, UnreadableImage
-from batching.media.image_processor import ImageProcessor, UnfitImage
+from batching.media.image_processor import ImageProcessor, ProcessorFailed, UnfitImage
 from batching.media.pdf_reader import PdfReader, TooManyPages, TooMuchText, UnreadablePdf
 from batching.model_files.description import ModelDescription, describe, outline, read_config
 from batching.model_files.model_types import served_as
@@ -148,6 +148,7 @@ __all__ = [
     "PoolingParams",
     "PoolingType",
     "Priority",
+    "ProcessorFailed",
     "RequestError",
     "RequestFailed",
     "RequestSnapshot",

@@ -39,7 +39,7 @@ _keep_to_own_cores()
 import batching.backend  # noqa: E402, F401
 from batching.engine import frozen  # noqa: E402
 from scripts.server_process import Server  # noqa: E402
-from tests.support.weekly import WEEK  # noqa: E402
+from tests.support.weekly import WEEK, is_in_turn  # noqa: E402
 
 _SAMPLE = f"samples: those of week {WEEK}, which TEST_WEEK={WEEK} takes again"
 
@@ -50,6 +50,36 @@ collect_ignore = ["clients", "web"]
 settings.register_profile("dev", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+# Tests that run in one of so many weeks, and in the others with `make test-slow`: those of whole servers and models, which
+# take most of the time.
+_IN_TURN = {
+    "tests/reliability/": 3,
+    "tests/fuzz/": 2,
+    "tests/scripts/test_make_model.py": 2,
+    "tests/test_agent_replay.py": 2,
+    "tests/test_agent_traffic.py": 2,
+    "tests/test_batches.py": 2,
+    "tests/test_conformance.py": 2,
+    "tests/test_responses_conformance.py": 2,
+    "tests/batching/backend/test_invariance.py": 2,
+    "tests/batching/backend/test_damaged_models.py": 2,
+    "tests/batching/backend/test_failures.py": 2,
+    "tests/batching/backend/test_fit.py": 2,
+    "tests/batching/backend/test_self_check.py": 2,
+    "tests/batching/backend/test_windowed_models.py": 2,
+    "tests/batching/backend/platforms/gpu/": 2,
+    "tests/batching/backend/weights_cache/": 2,
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        num_weeks = next((n for path, n in _IN_TURN.items() if item.nodeid.startswith(path)), 1)
+        if not is_in_turn(item.nodeid, num_weeks):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_report_header() -> str:

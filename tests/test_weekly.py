@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.weekly import weekly, weekly_pairs
+from tests.support.weekly import is_in_turn, weekly, weekly_pairs
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 53)]
 CASES = [*range(40)]
@@ -27,6 +27,14 @@ def test_a_week_is_repeated_and_a_year_has_all_cases() -> None:
     assert {case for week in WEEKS for case in sample(weekly(CASES, 5, week=week))} == {
         (case,) for case in CASES
     }
+
+
+def test_each_test_has_its_turn_and_those_of_a_week_are_a_share_of_all() -> None:
+    names = [f"tests/test_x.py::test_{i}" for i in range(60)]
+    for name in names:
+        assert sum(is_in_turn(name, 3, week) for week in WEEKS[:3]) == 1
+    assert 10 < sum(is_in_turn(name, 3, WEEKS[0]) for name in names) < 30
+    assert all(is_in_turn(name, 1) for name in names)
 
 
 @pytest.mark.parametrize("week", WEEKS[:4])

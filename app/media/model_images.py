@@ -1,5 +1,6 @@
 """Makes of the images of requests, and of pages of PDFs, what a model takes."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -20,10 +21,13 @@ from batching import (
     InvalidRequest,
     ModelInfo,
     Pixels,
+    ProcessorFailed,
     SandboxLost,
     UnfitImage,
     VisionModel,
 )
+
+logger = logging.getLogger(__name__)
 
 # OpenAI's `low`: 512 by 512.
 _LOW_PIXELS: Final = 512 * 512
@@ -163,6 +167,10 @@ class ModelImages:
             made = self._processor(vision, text).process(pixels)
         except UnfitImage as error:
             raise InvalidImage(image.param, f"{image.shown} {error}") from None
+        except ProcessorFailed as error:
+            logger.warning("the image processor of %s cannot be used: %s", model.model_id, error)
+            message = f"{image.param}: an image cannot be read: this model's image processor cannot be used"
+            raise InvalidRequest(image.param, message) from None
         except SandboxLost:
             raise ImageReaderLost from None
         self._keep(digest, made)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from app.prompts.image_marks import MARK
@@ -85,35 +85,62 @@ def placed(
     """
     ids: list[int] = []
     found: list[PlacedImage] = []
-    special = _special_texts(model, images)
+    added = _added_texts(model)
+    special = _special_texts(added, images)
+    # What is not tokenized yet, and the token before it.
+    begun, last = "", None
     done = 0
     for match in MARK.finditer(text):
         if (image := images.get(match[0])) is None:
             continue
-        ids += _encoded(model, text[done : match.start()], special)
+        piece = f"{begun}{text[done : match.start()]}{image.before}"
+        ids += _encoded(model, piece, special, added.get(last))
         found.append(PlacedImage(len(ids), image))
         ids += image.token_ids
+        begun, last = image.after, image.token_ids[-1]
         done = match.end()
-    ids += _encoded(model, text[done:], special)
+    ids += _encoded(model, f"{begun}{text[done:]}", special, added.get(last))
     return ids, tuple(found)
 
 
-def _special_texts(model: ModelInfo, images: Mapping[str, ImageInput]) -> re.Pattern[str] | None:
+def _added_texts(model: ModelInfo) -> dict[int | None, str]:
+    """Return the texts of tokens that are not made of others."""
+    added: Mapping[str, int] = getattr(model.tokenizer, "get_added_vocab", dict)()
+    return {token_id: text for text, token_id in added.items()}
+
+
+def _special_texts(
+    added: Mapping[int | None, str], images: Mapping[str, ImageInput]
+) -> re.Pattern[str] | None:
     """Return what finds the texts of tokens that only images have."""
     ids = {token_id for image in images.values() for token_id in image.token_ids}
-    added: Mapping[str, int] = getattr(model.tokenizer, "get_added_vocab", dict)()
-    texts = sorted((text for text, token_id in added.items() if token_id in ids), key=len)
+    texts = sorted((text for token_id, text in added.items() if token_id in ids), key=len)
     return re.compile("|".join(map(re.escape, reversed(texts)))) if texts else None
 
 
-def _encoded(model: ModelInfo, text: str, special: re.Pattern[str] | None) -> list[int]:
-    encode = model.tokenizer.encode
+def _encoded(
+    model: ModelInfo, text: str, special: re.Pattern[str] | None, behind: str | None
+) -> list[int]:
+    """Tokenize a text without those tokens.
+
+    behind: the text of the token before it: some tokenizers put a space where a prompt begins.
+    """
     ids: list[int] = []
     done = 0
     for match in special.finditer(text) if special else ():
         # Neither half is the token.
         middle = match.start() + len(match[0]) // 2
         for part in (text[done:middle], text[middle : match.end()]):
-            ids += encode(part, add_special_tokens=False)
+            ids += _continued(model, part, behind)
+            behind = None
         done = match.end()
-    return ids + encode(text[done:], add_special_tokens=False) if done < len(text) else ids
+    return ids + _continued(model, text[done:], behind)
+
+
+def _continued(model: ModelInfo, text: str, behind: str | None) -> list[int]:
+    if not text:
+        return []
+    encode = partial(model.tokenizer.encode, add_special_tokens=False)
+    if behind is None:
+        return encode(text)
+    return encode(behind + text)[1:]

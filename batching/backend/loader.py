@@ -23,6 +23,7 @@ from mlx_lm.utils import load_config, load_model as load_mlx_model, load_tokeniz
 from transformers import PreTrainedTokenizerBase
 
 from batching.backend.exceptions import one_line
+from batching.backend.former_config import former_values
 from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.model import GgufOutline, arrays_of, evaluate
 from batching.backend.gguf.storage import num_bytes, stored_tensors as tensors_of_file
@@ -37,7 +38,6 @@ from batching.backend.pooling.description import (
     describe_file,
 )
 from batching.backend.pooling.trunk_weights import trunk_classes, trunk_config
-from batching.backend.rotation import rotation_of
 from batching.backend.vision.mlx_vlm_text import text_model_classes
 from batching.backend.vision.text_part import has_text_part, text_part_classes
 from batching.backend.weights.dequantize import dequantize
@@ -235,7 +235,7 @@ def _load_directory(
 ) -> LoadedModel:
     published = _checked_config(path)
     used = memory_in_use()
-    changes = {"model_type": published["model_type"], **rotation_of(published)}
+    changes = {"model_type": published["model_type"], **former_values(published)}
     try:
         model, config = _mlx_model(path, changes, trust_remote_code)
     except ValueError as error:

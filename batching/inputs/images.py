@@ -38,16 +38,21 @@ class ImageInput:
     token_ids: the tokens of the image, with those that the family writes around and between its rows.
     rows: which of these get their embeddings from the tower, ascending; the tower makes as many.
     sees_ahead: rows side by side see each other, in the layers that the model has for that.
+    before: text that the family writes before these tokens; a tokenizer may join it with that of the prompt.
+    after: the same behind them.
     """
 
     token_ids: tuple[int, ...]
     rows: tuple[int, ...]
     arrays: tuple[TowerArray, ...] = field(repr=False)
     sees_ahead: bool = False
+    before: str = ""
+    after: str = ""
 
     def __reduce__(self) -> tuple[type["ImageInput"], tuple[object, ...]]:
         """Leave out of a message what follows from the rest."""
-        return ImageInput, (self.token_ids, self.rows, self.arrays, self.sees_ahead)
+        values = (self.token_ids, self.rows, self.arrays, self.sees_ahead, self.before, self.after)
+        return ImageInput, values
 
     @property
     def num_rows(self) -> int:

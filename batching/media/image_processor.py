@@ -26,6 +26,10 @@ class UnfitImage(Exception):
     """A picture that the model's processor does not take, as one that is too narrow."""
 
 
+class ProcessorFailed(Exception):
+    """The model's processor cannot be loaded, or takes no picture at all; the message says why."""
+
+
 class ImageProcessor:
     """The image processor of a model; any thread may ask, one picture at a time each process.
 
@@ -39,7 +43,8 @@ class ImageProcessor:
         self._sandbox = Sandbox(
             str(_WORKER),
             SandboxLimits(_CPU_SECONDS, _MEMORY_BYTES),
-            arguments=[str(_MODELS), str(model.folder), model.model_type, image_text],
+            # A process has a working directory of its own.
+            arguments=[str(_MODELS), str(model.folder.resolve()), model.model_type, image_text],
             num_processes=num_processes,
         )
 
@@ -48,6 +53,7 @@ class ImageProcessor:
 
         Raises:
             UnfitImage: the processor does not take it.
+            ProcessorFailed: there is none that works.
             SandboxLost: the process was killed, or had no answer in time: no fault of the image.
             Interrupted: the caller has given up.
         """
@@ -66,6 +72,8 @@ class ImageProcessor:
     def _input(self, answer: bytes) -> ImageInput:
         at = answer.index(b"\n") + 1
         found = json.loads(answer[:at])
+        if "failure" in found:
+            raise ProcessorFailed(found["failure"])
         if "error" in found:
             raise UnfitImage("has a size or a ratio of its sides that the model does not take")
         arrays: list[TowerArray] = []
@@ -75,4 +83,5 @@ class ImageProcessor:
             at += size
         token_ids = tuple(found["token_ids"])
         rows = tuple(i for i, each in enumerate(token_ids) if each == self._image_token_id)
-        return ImageInput(token_ids, rows, tuple(arrays), self._sees_ahead)
+        around = found["before"], found["after"]
+        return ImageInput(token_ids, rows, tuple(arrays), self._sees_ahead, *around)

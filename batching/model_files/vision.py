@@ -12,6 +12,8 @@ from batching.model_info import TEXT_ONLY, NoVision, VisionModel
 HOW_TO_SEE: Final = "pip install --no-deps mlx-vlm==0.7.10"
 
 _PACKAGE: Final = "mlx_vlm"
+# Of which a directory has one at least.
+_PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 _TOKEN_IDS: Final = ("image_token_id", "image_token_index")
 
 
@@ -38,6 +40,15 @@ def expected_vision(config: Mapping[str, Any], folder: Path) -> VisionModel | No
     if isinstance(declared, VisionModel) and find_spec(_PACKAGE) is None:
         return without_tower("mlx-vlm is not installed")
     return declared
+
+
+def without_processor(folder: Path) -> NoVision | None:
+    """Return how a model is served whose directory lacks the files of an image processor; None if it has them."""
+    if any((folder / name).is_file() for name in _PROCESSOR_FILES):
+        return None
+    return NoVision(
+        f"is served without its vision part: its directory has no {_PROCESSOR_FILES[0]}"
+    )
 
 
 def without_tower(reason: str) -> NoVision:

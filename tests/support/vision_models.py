@@ -511,6 +511,7 @@ def write_vision_model(config: Config, folder: Path, seed: int = 1) -> nn.Module
     mx.eval(model.parameters())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text("{}")
     weights: dict[str, mx.array] = {}
     tree_flatten(model.parameters(), destination=weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})

@@ -3,7 +3,7 @@
     @pytest.mark.parametrize("name", weekly(ZOO, 20))
     @pytest.mark.parametrize(("family", "pool"), weekly_pairs(FAMILIES, POOLS))
 
-The report's head names the week, and so do failures: TEST_WEEK=2026-W48 takes that week's samples again.
+Tests in `tests/conftest.py`'s table take turns as a whole.  The report's head names the week, and so do failures: TEST_WEEK=2026-W48 takes that week's samples again.
 """
 
 import os
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice, product
 from typing import Any, Final
+from zlib import crc32
 
 import pytest
 
@@ -23,6 +24,12 @@ def this_week() -> str:
 
 # Set for the processes of pytest-xdist, too, which must agree on Sunday at midnight.
 WEEK: Final = os.environ.setdefault("TEST_WEEK", this_week())
+
+
+def is_in_turn(name: str, num_weeks: int, week: str = WEEK) -> bool:
+    """Return whether a test runs in this week that does in one of so many, on end."""
+    year, number = (int(part) for part in week.split("-W"))
+    return (crc32(name.encode()) + 53 * year + number) % num_weeks == 0
 
 
 def weekly(

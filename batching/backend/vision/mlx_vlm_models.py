@@ -27,12 +27,14 @@ class NoVisionModel(Exception):
 def model_file(model_type: str) -> ModuleType:
     """Return the module of a model type, which has `Model`, `ModelConfig` and those of its parts.
 
+    model_type: as configs write it, some of them with a hyphen.
+
     Raises:
         NoVisionModel: there is none.
     """
     with _lock, _bare_package(), _own_auto_processor():
         try:
-            return importlib.import_module(f"{PACKAGE}.models.{model_type}")
+            return importlib.import_module(f"{PACKAGE}.models.{model_type.replace('-', '_')}")
         except ModuleNotFoundError as error:
             raise NoVisionModel(f"mlx-vlm has no model {model_type} here ({error})") from None
 

@@ -13,10 +13,10 @@ from batching.backend.vision.image_rows import ImageRows, hook_image_rows
 from batching.backend.vision.images import Images
 from batching.backend.vision.mlx_vlm_models import NoVisionModel
 from batching.backend.vision.rotate_axes import hook_axes
-from batching.backend.vision.tower import Tower, load_tower
+from batching.backend.vision.tower import Tower, UnfitTower, load_tower
 from batching.engine.load_slices import LoadSlices
 from batching.model_files.seeing_ahead import SeeingAhead, seeing_ahead_of
-from batching.model_files.vision import declared_vision, without_tower
+from batching.model_files.vision import declared_vision, without_processor, without_tower
 from batching.model_info import NoVision, VisionModel
 
 
@@ -65,10 +65,14 @@ def open_vision(
             f"is served without its vision part: {declared.max_span} tokens of an image see each other, and a step "
             f"has room for {most_uncut} of a prompt: a larger max_num_batched_tokens would do"
         )
+    if (lacking := without_processor(folder)) is not None:
+        return lacking
     try:
         tower = load_tower(folder, config, dtype, changes)
     except NoVisionModel as error:
         return without_tower(str(error))
+    except UnfitTower as error:
+        return NoVision(f"is served without its vision part: {error}")
     for array in tower.weights:
         mx.eval(array)
         slices.pause()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx.utils import tree_flatten
 
+from batching.backend.former_config import former_values
 from batching.backend.hooks.changes import Changes
 from batching.backend.vision.axis_positions import Axes, pair_axes_of
 from batching.backend.vision.mlx_vlm_models import model_file
@@ -25,6 +26,10 @@ _PARTS: Final = ("text", "vision", "projector", "perceiver")
 _TEXT_MODEL: Final = "language_model"
 # Tokens of a text, whose embeddings tell by how much the model scales those of its table.
 _TEXT: Final = (1, 2, 3)
+
+
+class UnfitTower(Exception):
+    """mlx-vlm's model does not take the config, or the directory has no weights of a tower; the message says which."""
 
 
 class EncodedImage(NamedTuple):
@@ -51,7 +56,7 @@ class Tower:
     def __init__(self, model: nn.Module, config: Config, changes: Changes) -> None:
         self._model = model
         self.pair_axes = _pair_axes(config)
-        self.hidden_size = _hidden_size(config)
+        self.hidden_size = int(model.config.text_config.hidden_size)
         _remove_text_model(model)
         self._layers = TowerLayers(model, changes)
 
@@ -108,16 +113,24 @@ def load_tower(path: Path, config: Config, dtype: mx.Dtype | None, changes: Chan
 
     Raises:
         NoVisionModel: mlx-vlm is not installed, or has no such model.
+        UnfitTower: that model does not take the config, or there are no weights.
         ModelLoadError: weights are missing.
     """
     module = model_file(str(config["model_type"]))
-    model = whole_model(module, config)
+    try:
+        model = whole_model(module, config)
+    except (TypeError, ValueError) as error:
+        raise UnfitTower(
+            f"mlx-vlm's {config['model_type']} does not take its config ({error})"
+        ) from error
     weights = _tower_weights(path, module, model)
     if dtype is not None:
         weights = {name: _converted(array, dtype) for name, array in weights.items()}
     tower = Tower(model, config, changes)
     _quantize(model, config, weights)
     expected = _flat(model).keys()
+    if not expected & weights.keys():
+        raise UnfitTower("its files have no weights of a vision tower")
     if missing := sorted(expected - weights.keys()):
         raise ModelLoadError(
             f"cannot load {path}: its vision tower lacks {len(missing)} tensors, as {missing[0]}"
@@ -173,10 +186,6 @@ def _inputs(image: ImageInput) -> dict[str, mx.array]:
     }
 
 
-def _hidden_size(config: Config) -> int:
-    return int(config.get("text_config", config)["hidden_size"])
-
-
 def _pair_axes(config: Config) -> npt.NDArray[np.int64] | None:
     text = config.get("text_config") or config
     for owner in (text, config):
@@ -191,14 +200,24 @@ def _pair_axes(config: Config) -> npt.NDArray[np.int64] | None:
 
 def _model_config(module: Any, config: Config) -> Any:
     # Older files have the text model's values outside of `text_config`; mlx-vlm puts them there.
+    config = {**config, **former_values(config)}
     changed = deepcopy(dict(config))
     made = module.ModelConfig.from_dict(changed)
     for part in _PARTS:
         name = f"{part}_config"
         if hasattr(made, name) and (values := config.get(name) or changed.get(name)):
             kind = getattr(module, f"{part.title()}Config")
-            setattr(made, name, kind.from_dict(deepcopy(values)))
+            values = _with_known_type(deepcopy(values), kind, str(config["model_type"]))
+            setattr(made, name, kind.from_dict(values))
     return made
+
+
+def _with_known_type(values: dict[str, Any], kind: Any, model_type: str) -> dict[str, Any]:
+    """Transformers 5 has names for the vision parts of some types, where mlx-vlm knows that of the whole."""
+    is_named = values.get("model_type") == f"{model_type}_vision"
+    if is_named and getattr(kind, "model_type", None) == model_type:
+        values["model_type"] = model_type
+    return values
 
 
 def _tower_weights(path: Path, module: Any, model: Any) -> dict[str, mx.array]:

@@ -14,7 +14,14 @@ from app.media.model_images import ModelImages, RequestedImage, model_images
 from app.media.pdf_files import PdfFiles
 from app.prompts.image_marks import ImageSource, PdfFile, PdfPage
 from app.settings import Settings
-from batching import ImageInput, InvalidRequest, ModelInfo, SandboxLost, VisionModel
+from batching import (
+    ImageInput,
+    InvalidRequest,
+    ModelInfo,
+    ProcessorFailed,
+    SandboxLost,
+    VisionModel,
+)
 from tests.support.fake_images import (
     VISION,
     FakeProcessor,
@@ -186,3 +193,16 @@ async def test_a_process_that_is_lost_is_no_fault_of_the_image(
         with pytest.raises(ImageReaderLost):
             await read(images, source)
     assert (await read(images, source))[0].num_rows == 9
+
+
+async def test_a_processor_that_cannot_be_used_is_told_to_the_operator_too(
+    images: ModelImages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> ImageInput:
+        raise ProcessorFailed("OSError: no preprocessor_config.json")
+
+    monkeypatch.setattr(FakeProcessor, "process", fail)
+    with pytest.raises(InvalidRequest, match="image processor cannot be used") as caught:
+        await read(images, ImageSource(data_url(picture(11))))
+    assert caught.value.param == PARAM
+    assert "of fake cannot be used: OSError: no preprocessor_config.json" in caplog.text

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,11 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageProcess
     tokenizer = make_tokenizer()
     config = make_config(tokenizer)
     write_folder(folder, make_model(config), tokenizer, config)
-    made = ImageProcessor(VisionModel(folder, FAMILY, config["image_token_id"]), TEXT, 1)
+    # A relative name, as an operator may set it, looks like that of a repository.
+    with chdir(folder.parent.parent):
+        relative = folder.relative_to(folder.parent.parent)
+        made = ImageProcessor(VisionModel(relative, FAMILY, config["image_token_id"]), TEXT, 1)
+        made.process(np.zeros((64, 48, 3), np.uint8))
     yield made
     made.close()
 

@@ -402,7 +402,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
     return config, requests
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(loads(), st.booleans())
 def test_no_class_waits_for_longer_than_its_bound(
     load: tuple[SchedulerConfig, list[BatchRequest]], is_pipelined: bool

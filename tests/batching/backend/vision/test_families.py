@@ -150,7 +150,7 @@ def use_gpu_kernels(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
 
 
-@pytest.mark.parametrize(("family", "pool"), weekly_pairs(FAMILIES, DEVICE_KINDS))
+@pytest.mark.parametrize(("family", "pool"), weekly_pairs(FAMILIES, DEVICE_KINDS, size=9))
 def test_log_probabilities_are_those_of_the_plain_pass(
     family: str, pool: str, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
