@@ -90,7 +90,7 @@ from batching.scheduler_manager import Build, SchedulerManager
 from batching.scheduling.best_effort import QUIET_PERIOD
 from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
 from batching.steps.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
-from batching.steps.stats import SchedulerStats
+from batching.steps.stats import SchedulerStats, StoreUse
 from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 
 __all__ = [
@@ -166,6 +166,7 @@ __all__ = [
     "ServedModel",
     "SlowReader",
     "StepRecord",
+    "StoreUse",
     "TokenLogprobs",
     "TokenOutput",
     "TokenStream",

@@ -20,10 +20,11 @@ class EngineCounts(NamedTuple):
 
 def encode_frame(snapshot: EngineSnapshot, counts: EngineCounts, reason: str | None) -> bytes:
     """Return the event; `reason` says why the engine is unhealthy, None if it is healthy."""
+    store = snapshot.stats.store
     frame = {
         "unhealthy_reason": reason,
         "max_num_seqs": snapshot.max_num_seqs,
-        "stats": snapshot.stats._asdict(),
+        "stats": snapshot.stats._asdict() | {"store": store and store._asdict()},
         "counts": counts._asdict() | {"first_tokens": _percentiles(counts.first_tokens)},
         "running": [_request(request) for request in snapshot.running],
         "waiting": [_request(request) for request in snapshot.waiting],

@@ -206,6 +206,20 @@ class EngineSettings(BaseSettings):
         ge=0,
         description="Most GiB of packed weights in that folder; those used last stay. 0 keeps and reads none.",
     )
+    kv_cache_dir: Path | None = Field(
+        default=None,
+        description="Folder in which keys and values of prompts and answers outlive the server, evictions and unloads, so that they are read and not computed again. It can be turned back into text: only you can read it. Empty keeps none.",
+    )
+    kv_cache_gib: float = Field(
+        default=32.0,
+        gt=0,
+        description="Most GiB of that folder, files of others included; those used last stay.",
+    )
+    kv_cache_max_write_gib_per_day: float | None = Field(
+        default=None,
+        gt=0,
+        description="Most GiB that are written to it in a day, since that wears a disk. Empty is no limit.",
+    )
     gpu_kernels: Literal["auto", "off", "require"] = Field(
         default="off",
         description="Kernels that write and read the KV cache of a GPU in place: `auto` uses them if a check at the start finds them right; `require` does not start without. `off` until a report of `make gpu-check` on such a GPU is there.",

@@ -21,7 +21,8 @@ _OF_THE_SERVER: Final = frozenset(
         *("max_memory_gib", "min_resident", "load_timeout", "idle_unload", "max_choices"),
         *("enable_batching", "allow_request_chat_template", "aging_rate", "device", "native"),
         *("cpu_threads", "weights_cache_dir", "weights_cache_gib", "mlx_cache_mib"),
-        *("wired_limit_mib", "gpu_kernels"),
+        *("wired_limit_mib", "gpu_kernels", "kv_cache_dir", "kv_cache_gib"),
+        "kv_cache_max_write_gib_per_day",
     }
 )
 

@@ -254,7 +254,10 @@ class Settings(EngineSettings):
     def _one_without_batching(cls, value: int, info: ValidationInfo) -> int:
         return value if info.data.get("enable_batching", True) else 1
 
-    @field_validator("api_keys_file", "data_dir", "weights_cache_dir", "models_file", "models_dir")
+    @field_validator(
+        *("api_keys_file", "data_dir", "weights_cache_dir", "kv_cache_dir"),
+        *("models_file", "models_dir"),
+    )
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:
         # In a file or after `--flag=` no shell does.

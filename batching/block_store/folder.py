@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -132,14 +133,18 @@ class StoreFolder:
 class ModelFolder:
     """The files of one model, by their keys; it is in use until it is closed.
 
-    `load` finds the files that are there already; any thread may ask for keys meanwhile.
+    Any thread may use it.
+
+    num_bytes: the size of the files.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.identity: Final = folder.name
         self._folder = folder
+        self._changes = threading.Lock()
         self._sizes: dict[Key, int] = {}
+        self.num_bytes = 0
         self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
@@ -148,10 +153,6 @@ class ModelFolder:
 
     def __len__(self) -> int:
         return len(self._sizes)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum([*self._sizes.values()])
 
     def size_of(self, key: Key) -> int:
         return self._sizes.get(key, 0)
@@ -167,10 +168,13 @@ class ModelFolder:
                 self.add(key, file.size)
 
     def add(self, key: Key, num_bytes: int) -> None:
-        self._sizes[key] = num_bytes
+        with self._changes:
+            self.num_bytes += num_bytes - self._sizes.get(key, 0)
+            self._sizes[key] = num_bytes
 
     def forget(self, key: Key) -> None:
-        self._sizes.pop(key, None)
+        with self._changes:
+            self.num_bytes -= self._sizes.pop(key, 0)
 
     def close(self) -> None:
         os.close(self._lock)

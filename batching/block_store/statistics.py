@@ -17,7 +17,7 @@ class Skip(StrEnum):
     WRITE_LIMIT = "write_limit"
     FAILED = "failed"
     EVICTED = "evicted"
-    SLOWER = "slower"
+    READING_IS_SLOWER = "reading_is_slower"
 
 
 @dataclass

@@ -9,7 +9,7 @@ from batching.block_store.entry_file import Entry
 from batching.block_store.folder import ModelFolder, StoreFolder
 from batching.block_store.keys import Fetch, Key
 from batching.block_store.read_ahead import ReadAhead
-from batching.block_store.statistics import Skip, StoreStats
+from batching.block_store.statistics import StoreStats
 from batching.block_store.write_behind import WriteBehind
 from batching.block_store.write_limit import WriteLimit
 
@@ -104,6 +104,14 @@ class BlockStore:
     def has(self, key: Key) -> bool:
         return key in self._folder
 
+    @property
+    def num_entries(self) -> int:
+        return len(self._folder)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._folder.num_bytes
+
     def size_of(self, key: Key) -> int:
         return self._folder.size_of(key)
 
@@ -133,10 +141,6 @@ class BlockStore:
     def put(self, entry: Entry) -> bool:
         """Queue an entry to be written; return False if the queue is full."""
         return self._writer.put(self._folder, self.stats, entry)
-
-    def skip(self, reason: Skip, num: int = 1) -> None:
-        """Count what is not written, or not read."""
-        self.stats.skipped[reason] += num
 
     def close(self) -> None:
         """End the reader; what is queued is written nevertheless."""

@@ -77,9 +77,11 @@ class KVCacheManager:
             self.store = StoreOrders(stored, self.block_manager, self.states, self.windows)
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
-        """Return the statistics with those of states and sliding-window layers filled in."""
+        """Return the statistics with those of states, sliding-window layers and the store filled in."""
         if self.states is not None:
             stats = self.states.add_to(stats)
+        if self.store is not None:
+            stats = stats._replace(store=self.store.use())
         return stats if self.windows is None else self.windows.add_to(stats)
 
     def available(self) -> NumBlocks:

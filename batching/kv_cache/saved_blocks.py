@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from batching.block_store.keys import Key
+from batching.block_store.statistics import Skip
 from batching.kv_cache.stored_blocks import StoredBlocks
 from batching.steps.step_plan import SaveOrder
 
@@ -13,13 +14,9 @@ _MAX_WAITING: Final = 1 << 16
 
 
 class SavedBlocks:
-    """Collects what may be stored until a step has time for it.
-
-    num_evicted: how many were evicted before that.
-    """
+    """Collects what may be stored until a step has time for it."""
 
     def __init__(self, stored: StoredBlocks) -> None:
-        self.num_evicted = 0
         self._stored = stored
         self._of_prompts: OrderedDict[Key, SaveOrder] = OrderedDict()
         self._others: OrderedDict[Key, SaveOrder] = OrderedDict()
@@ -38,7 +35,7 @@ class SavedBlocks:
         queue[order.key] = order
         if len(queue) > _MAX_WAITING:
             queue.popitem(last=False)
-            self.num_evicted += 1
+            self._stored.stats.skipped[Skip.EVICTED] += 1
 
     def take(self, max_num: int, is_there: Callable[[SaveOrder], bool]) -> list[SaveOrder]:
         """Return what the next step stores.
@@ -52,7 +49,7 @@ class SavedBlocks:
                 if is_there(order):
                     orders.append(order)
                 else:
-                    self.num_evicted += 1
+                    self._stored.stats.skipped[Skip.EVICTED] += 1
         return orders
 
     def forget(self) -> None:

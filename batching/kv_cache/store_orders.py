@@ -5,12 +5,14 @@ from typing import Final, NamedTuple
 
 from batching.block_manager import BlockContents, BlockHash, PagedBlockManager
 from batching.block_store.keys import Key, Kind
+from batching.block_store.statistics import Skip
 from batching.kv_cache.restored_prefixes import Restore, RestoredPrefixes
 from batching.kv_cache.saved_blocks import SavedBlocks
 from batching.kv_cache.state_slots import StateSlots
 from batching.kv_cache.stored_blocks import StoredBlocks
 from batching.kv_cache.window_blocks import WindowBlocks
 from batching.request import BatchRequest
+from batching.steps.stats import StoreUse
 from batching.steps.step_plan import RestoreOrder, SaveOrder
 
 # The share of the time that storing has beside other work, and the seconds that it saves up for a step.
@@ -38,8 +40,6 @@ class StoreOrders:
     slice, while its blocks are read; other requests that need them wait for it.  What turns out to be lost is computed.
 
     seconds_per_token: what computing a prompt takes; 0 is not known.
-    num_restored_tokens: tokens that were read instead of computed.
-    num_slower: prefixes that were not read, since computing them takes less time.
     """
 
     def __init__(
@@ -50,8 +50,7 @@ class StoreOrders:
         windows: WindowBlocks | None,
     ) -> None:
         self.seconds_per_token = 0.0
-        self.num_restored_tokens = 0
-        self.num_slower = 0
+        self._num_restored_tokens = 0
         self._stored = stored
         self._blocks = block_manager
         self._block_size = block_manager.block_size
@@ -66,10 +65,22 @@ class StoreOrders:
     def num_unsaved(self) -> int:
         return len(self._saved)
 
-    @property
-    def num_evicted(self) -> int:
-        """How many blocks and states were evicted before they could be stored."""
-        return self._saved.num_evicted
+    def use(self) -> StoreUse:
+        """Return what is in the store, and what it has done."""
+        stored, stats = self._stored, self._stored.stats
+        return StoreUse(
+            num_entries=stored.num_entries,
+            num_bytes=stored.num_bytes,
+            num_unsaved=len(self._saved),
+            num_restored_tokens=self._num_restored_tokens,
+            num_read=stats.num_read,
+            bytes_read=stats.bytes_read,
+            num_written=stats.num_written,
+            bytes_written=stats.bytes_written,
+            num_lost=stats.num_lost,
+            num_damaged=stats.num_damaged,
+            skipped={str(reason): num for reason, num in stats.skipped.copy().items()},
+        )
 
     # Reading
 
@@ -89,7 +100,7 @@ class StoreOrders:
         num_bytes = sum(map(self._stored.size_of, restore.left))
         seconds = num_bytes * self._stored.stats.reading.seconds
         if 0 < len(restore.blocks) * self._block_size * self.seconds_per_token < seconds:
-            self.num_slower += 1
+            self._stored.stats.skipped[Skip.READING_IS_SLOWER] += 1
             return False
         self._restored.begin(request, restore)
         return True
@@ -118,7 +129,7 @@ class StoreOrders:
             self._restored.end(request)
         if not orders:
             return None
-        self.num_restored_tokens += len(keys) * self._block_size
+        self._num_restored_tokens += len(keys) * self._block_size
         return Restored(orders, index + len(keys))
 
     def seconds_for(self, orders: Sequence[RestoreOrder]) -> float:
@@ -143,7 +154,7 @@ class StoreOrders:
         self._restored.end(request)
         if ends is None:
             return Restored(orders, restore.first)
-        self.num_restored_tokens += len(restore.blocks) * self._block_size
+        self._num_restored_tokens += len(restore.blocks) * self._block_size
         return Restored([*orders, *ends], restore.stop)
 
     def _others(self, request: BatchRequest, restore: Restore) -> list[RestoreOrder] | None:

@@ -12,6 +12,14 @@ class StoredBlocks(Protocol):
 
     def has(self, key: Key) -> bool: ...
 
+    @property
+    def num_entries(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all entries."""
+        ...
+
     def size_of(self, key: Key) -> int:
         """Return the bytes of an entry; 0 if it is not there."""
         ...

@@ -1,7 +1,32 @@
 """The statistics of the scheduler."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+
+class StoreUse(NamedTuple):
+    """What a model has in the store of blocks, and what became of it since the start.
+
+    num_entries, num_bytes: blocks and states of the model that are there.
+    num_unsaved: those that wait to be stored.
+    num_restored_tokens: prompt tokens that were read instead of computed.
+    num_lost: entries that were deleted, or could not be read, when they were needed.
+    num_damaged: entries that were not what was written; they are deleted.
+    skipped: what was not stored, or not read, by the reason.
+    """
+
+    num_entries: int = 0
+    num_bytes: int = 0
+    num_unsaved: int = 0
+    num_restored_tokens: int = 0
+    num_read: int = 0
+    bytes_read: int = 0
+    num_written: int = 0
+    bytes_written: int = 0
+    num_lost: int = 0
+    num_damaged: int = 0
+    skipped: Mapping[str, int] = {}
 
 
 class SchedulerStats(NamedTuple):
@@ -26,6 +51,7 @@ class SchedulerStats(NamedTuple):
         own.  All other counts of blocks are those of the main pool.
     num_window_missed_tokens: prompt tokens found in the main pool but computed again, since the blocks
         of sliding-window layers (or the states) were gone.
+    store: of the store of blocks; None without one.
     """
 
     num_waiting: int
@@ -56,6 +82,7 @@ class SchedulerStats(NamedTuple):
     num_window_blocks: int | None = None
     num_free_window_blocks: int = 0
     num_window_missed_tokens: int = 0
+    store: StoreUse | None = None
 
 
 @dataclass(slots=True)

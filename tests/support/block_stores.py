@@ -23,6 +23,14 @@ class FakeStore:
     def has(self, key: Key) -> bool:
         return key in self.entries
 
+    @property
+    def num_entries(self) -> int:
+        return len(self.entries)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(self.size_of, self.entries))
+
     def size_of(self, key: Key) -> int:
         return self.entries[key].num_bytes if key in self.entries else 0
 

@@ -7,21 +7,22 @@ from functools import cache
 from importlib.metadata import version
 from itertools import repeat
 from resource import RUSAGE_SELF, getrusage
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from batching import MemoryUse, ModelState, ModelStatus, SchedulerStats
+from batching import MemoryUse, ModelState, ModelStatus, SchedulerStats, StoreUse
 
 _VERSIONS: Final = ("mlx", "mlx-lm")
 # The unit in which getrusage reports memory, in bytes.
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
 
-_NO_STATS: Final = SchedulerStats(
-    *repeat(0, len(SchedulerStats._fields) - len(SchedulerStats._field_defaults))
+_NONE: Final[Iterable[Any]] = repeat(
+    0, len(SchedulerStats._fields) - len(SchedulerStats._field_defaults)
 )
+_NO_STATS: Final = SchedulerStats(*_NONE)
 
 
 class Reading(NamedTuple):
@@ -157,6 +158,50 @@ _WINDOW_COUNTERS: Final = (
 )
 
 
+# Only of models with a store of blocks.
+_STORE_GAUGES: Final = (
+    Reading(
+        "mlx_server:kv_store_entries",
+        "Blocks and recurrent states of the model in the folder of the KV cache.",
+        lambda s: _store(s).num_entries,
+    ),
+    Reading("mlx_server:kv_store_bytes", "Their size.", lambda s: _store(s).num_bytes),
+    Reading(
+        "mlx_server:kv_store_unsaved",
+        "Blocks and recurrent states that wait to be written there.",
+        lambda s: _store(s).num_unsaved,
+    ),
+)
+
+_STORE_COUNTERS: Final = (
+    Reading(
+        "mlx_server:kv_store_hit_tokens",
+        "Prompt tokens whose keys and values were read from the folder instead of computed.",
+        lambda s: _store(s).num_restored_tokens,
+    ),
+    Reading("mlx_server:kv_store_reads", "Entries read.", lambda s: _store(s).num_read),
+    Reading("mlx_server:kv_store_read_bytes", "Bytes read.", lambda s: _store(s).bytes_read),
+    Reading("mlx_server:kv_store_writes", "Entries written.", lambda s: _store(s).num_written),
+    Reading(
+        "mlx_server:kv_store_written_bytes", "Bytes written.", lambda s: _store(s).bytes_written
+    ),
+    Reading(
+        "mlx_server:kv_store_lost",
+        "Entries that were gone, or could not be read, when they were needed.",
+        lambda s: _store(s).num_lost,
+    ),
+    Reading(
+        "mlx_server:kv_store_damaged",
+        "Entries that were not what was written, and were deleted.",
+        lambda s: _store(s).num_damaged,
+    ),
+)
+
+
+def _store(stats: SchedulerStats) -> StoreUse:
+    return stats.store or StoreUse()
+
+
 @dataclass(slots=True)
 class EngineState:
     """The last known state of an engine; `cache_config` is empty until it is known.
@@ -202,6 +247,9 @@ class EngineGauges(Collector):
             yield from _readings(_STATE_GAUGES, _STATE_COUNTERS, recurrent)
         if windowed := {m: s for m, s in stats.items() if s.num_window_blocks is not None}:
             yield from _readings(_WINDOW_GAUGES, _WINDOW_COUNTERS, windowed)
+        if stored := {m: s for m, s in stats.items() if s.store is not None}:
+            yield from _readings(_STORE_GAUGES, _STORE_COUNTERS, stored)
+            yield _store_skips({model: _store(s).skipped for model, s in stored.items()})
         yield self._waiting_by_reason()
         if configs := {model: s.cache_config for model, s in states.items() if s.cache_config}:
             yield _info("vllm:cache_config_info", "The KV cache.", configs)
@@ -235,6 +283,18 @@ class EngineGauges(Collector):
             gauge.add_metric([model, "capacity"], state.stats.num_waiting - num_deferred)
             gauge.add_metric([model, "deferred"], num_deferred)
         return gauge
+
+
+def _store_skips(skipped: Mapping[str, Mapping[str, int]]) -> CounterMetricFamily:
+    counter = CounterMetricFamily(
+        "mlx_server:kv_store_skips",
+        "Entries that were not written, and prefixes that were not read, by the reason.",
+        labels=["model_name", "reason"],
+    )
+    for model, reasons in skipped.items():
+        for reason, num in reasons.items():
+            counter.add_metric([model, reason], num)
+    return counter
 
 
 def _model_gauges(statuses: Mapping[str, ModelStatus]) -> Iterator[Metric]:
