@@ -176,6 +176,7 @@ class EngineConfig(BatchLimits):
     kv_cache_dir: the folder in which keys and values outlive the pool; None keeps none.
     kv_cache_gib: the most GiB of that folder.
     kv_cache_max_write_gib_per_day: the most GiB that are written to it in a day; None is no limit.
+    kv_host_gib: the most GiB of keys and values that stay in the host's memory when the pool evicts them.
     mlx_cache_mib: MiB of freed buffers that MLX keeps on a GPU.
     wired_limit_mib: MiB that are wired on a Mac; None is the weights and the KV pool.
 
@@ -215,6 +216,7 @@ class EngineConfig(BatchLimits):
     kv_cache_dir: Path | None = None
     kv_cache_gib: float = 32.0
     kv_cache_max_write_gib_per_day: float | None = None
+    kv_host_gib: float = 0.0
     mlx_cache_mib: int = 1024
     wired_limit_mib: int | None = None
 

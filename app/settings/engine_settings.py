@@ -220,6 +220,11 @@ class EngineSettings(BaseSettings):
         gt=0,
         description="Most GiB that are written to it in a day, since that wears a disk. Empty is no limit.",
     )
+    kv_host_gib: float = Field(
+        default=0.0,
+        ge=0,
+        description="GiB of the host's memory for keys and values of each model, which outlive evictions there. For GPUs with memory of their own; elsewhere a larger pool does more.",
+    )
     gpu_kernels: Literal["auto", "off", "require"] = Field(
         default="off",
         description="Kernels that write and read the KV cache of a GPU in place: `auto` uses them if a check at the start finds them right; `require` does not start without. `off` until a report of `make gpu-check` on such a GPU is there.",

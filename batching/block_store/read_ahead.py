@@ -10,6 +10,7 @@ from time import monotonic
 
 from batching.block_store.entry_file import DamagedEntry, Entry, read
 from batching.block_store.folder import ModelFolder
+from batching.block_store.host_blocks import HostBlocks
 from batching.block_store.keys import Fetch, Key
 from batching.block_store.statistics import StoreStats
 
@@ -19,13 +20,20 @@ logger = logging.getLogger(__name__)
 class ReadAhead:
     """Reads what is asked for, in that order; it is kept until it is claimed, and taken, or dropped.
 
-    A file that is not what was written is deleted.
+    What is in the host's memory is there at once, and what was read stays there.  A file that is not what was written
+    is deleted.
     """
 
     def __init__(
-        self, model: ModelFolder, stats: StoreStats, clock: Callable[[], float] = monotonic
+        self,
+        model: ModelFolder | None,
+        stats: StoreStats,
+        host: HostBlocks,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`model` is the folder to read from; None is none."""
         self._model = model
+        self._host = host
         self._stats = stats
         self._clock = clock
         self._on_read: Callable[[], None] = lambda: None
@@ -46,9 +54,15 @@ class ReadAhead:
     def fetch(self, keys: Iterable[Key]) -> None:
         """Read these, unless that was asked for."""
         with self._changed:
-            new = [key for key in keys if key not in self._wanted]
-            self._wanted.update(new)
-            self._asked += new
+            for key in keys:
+                if key in self._wanted:
+                    continue
+                self._wanted.add(key)
+                if (entry := self._host.get(key)) is not None or self._model is None:
+                    self._fetched[key] = entry
+                    self._stats.num_from_host += entry is not None
+                else:
+                    self._asked.append(key)
             self._changed.notify()
 
     def state_of(self, key: Key) -> Fetch:
@@ -97,16 +111,17 @@ class ReadAhead:
                 key = self._asked.popleft()
                 if key not in self._wanted:
                     continue
-            entry = self._read(key)
+            assert self._model is not None
+            entry = self._read(self._model, key)
             with self._changed:
                 if key in self._wanted:
                     self._fetched[key] = entry
             self._on_read()
 
-    def _read(self, key: Key) -> Entry | None:
-        path, began = self._model.path_of(key), self._clock()
+    def _read(self, model: ModelFolder, key: Key) -> Entry | None:
+        path, began = model.path_of(key), self._clock()
         try:
-            entry = read(path, self._model.identity, key)
+            entry = read(path, model.identity, key)
         except DamagedEntry as reason:
             logger.warning("%s is damaged and deleted: %s", path, reason)
             self._stats.num_damaged += 1
@@ -119,8 +134,9 @@ class ReadAhead:
             with suppress(OSError):
                 os.utime(path)
             self._count(entry.num_bytes, self._clock() - began)
+            self._host.add(entry)
             return entry
-        self._model.forget(key)
+        model.forget(key)
         return None
 
     def _count(self, num_bytes: int, seconds: float) -> None:

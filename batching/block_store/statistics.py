@@ -41,6 +41,7 @@ class Rate:
 class StoreStats:
     """Counts of entries and bytes; each has one writing thread.
 
+    num_from_host: entries that were in the host's memory when they were needed.
     num_lost: of those that were asked for, how many were deleted or could not be read.
     num_damaged: how many were not what was written.
     reading, restoring: of a byte, from the disk, and to the pool.
@@ -50,6 +51,7 @@ class StoreStats:
     num_read: int = 0
     bytes_read: int = 0
     seconds_reading: float = 0.0
+    num_from_host: int = 0
     num_written: int = 0
     bytes_written: int = 0
     seconds_writing: float = 0.0

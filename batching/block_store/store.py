@@ -1,12 +1,15 @@
 """The store of a server, which is a folder and a thread that writes, and those of its models."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Final
 
 from batching.block_store.entry_file import Entry
 from batching.block_store.folder import ModelFolder, StoreFolder
+from batching.block_store.host_blocks import HostBlocks
 from batching.block_store.keys import Fetch, Key
 from batching.block_store.read_ahead import ReadAhead
 from batching.block_store.statistics import StoreStats
@@ -59,7 +62,7 @@ class ServerStore:
     def written_today(self) -> int:
         return self._limit.num_bytes
 
-    def open(self, identity: str) -> "BlockStore":
+    def open(self, identity: str, max_host_bytes: int = 0) -> "BlockStore":
         """Return the store of the model with this identity.
 
         Raises:
@@ -70,7 +73,8 @@ class ServerStore:
             self._num_open += 1
         # There may be many files.
         folder.load()
-        return BlockStore(self, folder, self._writer)
+        on_disk = ModelOnDisk(folder, self._writer, partial(self.leave, folder))
+        return BlockStore(on_disk, max_host_bytes)
 
     def leave(self, folder: ModelFolder) -> None:
         """Close the folder of a model; with the last one, write what is queued, within some seconds."""
@@ -84,36 +88,62 @@ class ServerStore:
             self._writer.close(_CLOSE_SECONDS)
 
 
+@dataclass(frozen=True)
+class ModelOnDisk:
+    """The part of a server's store that a model has."""
+
+    folder: ModelFolder
+    writer: WriteBehind
+    close: Callable[[], None]
+
+
 class BlockStore:
-    """The entries of one model on disk: which there are, reading and writing them.
+    """The entries of one model, on disk and in the host's memory: which there are, reading and writing them.
 
     The thread of the engine asks; two others read and write.
     """
 
-    def __init__(self, server: ServerStore, folder: ModelFolder, writer: WriteBehind) -> None:
+    def __init__(self, disk: "ModelOnDisk | None" = None, max_host_bytes: int = 0) -> None:
+        """`disk` is where entries outlive the process; None is nowhere."""
         self.stats: Final = StoreStats()
-        self._server = server
-        self._folder = folder
-        self._writer = writer
-        self._reader = ReadAhead(folder, self.stats)
+        self._disk = disk
+        self._host = HostBlocks(max_host_bytes)
+        folder = None if disk is None else disk.folder
+        self._reader = ReadAhead(folder, self.stats, self._host)
 
     def call_when_read(self, func: Callable[[], None]) -> None:
         """Set what is called, in a thread, when something that was fetched is there, or is lost."""
         self._reader.call_when_read(func)
 
     def has(self, key: Key) -> bool:
-        return key in self._folder
+        return key in self._host or (self._disk is not None and key in self._disk.folder)
 
     @property
     def num_entries(self) -> int:
-        return len(self._folder)
+        """How many there are on disk."""
+        return 0 if self._disk is None else len(self._disk.folder)
 
     @property
     def num_bytes(self) -> int:
-        return self._folder.num_bytes
+        """The size of those on disk."""
+        return 0 if self._disk is None else self._disk.folder.num_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """The size of those in the host's memory."""
+        return self._host.num_bytes
 
     def size_of(self, key: Key) -> int:
-        return self._folder.size_of(key)
+        if (entry := self._host.get(key)) is not None:
+            return entry.num_bytes
+        return 0 if self._disk is None else self._disk.folder.size_of(key)
+
+    def seconds_to_read(self, keys: Sequence[Key]) -> float:
+        """Return about how long reading these takes; 0 before anything was read."""
+        if self._disk is None:
+            return 0.0
+        num_bytes = sum(self._disk.folder.size_of(key) for key in keys if key not in self._host)
+        return num_bytes * self.stats.reading.seconds
 
     def fetch(self, keys: Sequence[Key]) -> None:
         """Begin to read these, in this order."""
@@ -139,10 +169,13 @@ class BlockStore:
         self._reader.drop(keys)
 
     def put(self, entry: Entry) -> bool:
-        """Queue an entry to be written; return False if the queue is full."""
-        return self._writer.put(self._folder, self.stats, entry)
+        """Keep an entry, and queue it to be written; return False if the queue is full."""
+        if self._host.max_bytes:
+            self._host.add(entry)
+        return self._disk is None or self._disk.writer.put(self._disk.folder, self.stats, entry)
 
     def close(self) -> None:
         """End the reader; what is queued is written nevertheless."""
         self._reader.close()
-        self._server.leave(self._folder)
+        if self._disk is not None:
+            self._disk.close()

@@ -72,6 +72,7 @@ class StoreOrders:
             num_entries=stored.num_entries,
             num_bytes=stored.num_bytes,
             num_unsaved=len(self._saved),
+            host_bytes=stored.host_bytes,
             num_restored_tokens=self._num_restored_tokens,
             num_read=stats.num_read,
             bytes_read=stats.bytes_read,
@@ -97,8 +98,7 @@ class StoreOrders:
         restore = self._found(hashes, first)
         if restore is None:
             return False
-        num_bytes = sum(map(self._stored.size_of, restore.left))
-        seconds = num_bytes * self._stored.stats.reading.seconds
+        seconds = self._stored.seconds_to_read(restore.left)
         if 0 < len(restore.blocks) * self._block_size * self.seconds_per_token < seconds:
             self._stored.stats.skipped[Skip.READING_IS_SLOWER] += 1
             return False

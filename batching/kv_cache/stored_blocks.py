@@ -29,6 +29,15 @@ class StoredBlocks(Protocol):
         """What it has done, and how long that took."""
         ...
 
+    @property
+    def host_bytes(self) -> int:
+        """The size of those that are in the host's memory."""
+        ...
+
+    def seconds_to_read(self, keys: Sequence[Key]) -> float:
+        """Return about how long reading these takes; 0 before anything was read."""
+        ...
+
     def fetch(self, keys: Sequence[Key]) -> None:
         """Begin to read these, in this order, unless that was asked for."""
         ...

@@ -10,6 +10,7 @@ class StoreUse(NamedTuple):
 
     num_entries, num_bytes: blocks and states of the model that are there.
     num_unsaved: those that wait to be stored.
+    host_bytes: of those in the host's memory.
     num_restored_tokens: prompt tokens that were read instead of computed.
     num_lost: entries that were deleted, or could not be read, when they were needed.
     num_damaged: entries that were not what was written; they are deleted.
@@ -19,6 +20,7 @@ class StoreUse(NamedTuple):
     num_entries: int = 0
     num_bytes: int = 0
     num_unsaved: int = 0
+    host_bytes: int = 0
     num_restored_tokens: int = 0
     num_read: int = 0
     bytes_read: int = 0

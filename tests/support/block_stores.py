@@ -34,6 +34,11 @@ class FakeStore:
     def size_of(self, key: Key) -> int:
         return self.entries[key].num_bytes if key in self.entries else 0
 
+    host_bytes = 0
+
+    def seconds_to_read(self, keys: Sequence[Key]) -> float:
+        return sum(map(self.size_of, keys)) * self.stats.reading.seconds
+
     def fetch(self, keys: Sequence[Key]) -> None:
         for key in keys:
             self._asked.setdefault(key, Fetch.READING)

@@ -167,6 +167,11 @@ _STORE_GAUGES: Final = (
     ),
     Reading("mlx_server:kv_store_bytes", "Their size.", lambda s: _store(s).num_bytes),
     Reading(
+        "mlx_server:kv_store_host_bytes",
+        "Bytes of blocks and recurrent states in the memory of the host.",
+        lambda s: _store(s).host_bytes,
+    ),
+    Reading(
         "mlx_server:kv_store_unsaved",
         "Blocks and recurrent states that wait to be written there.",
         lambda s: _store(s).num_unsaved,

@@ -36,7 +36,7 @@ def open_store(
     slices: LoadSlices,
 ) -> BlockStore | None:
     """Open the store of a model, as far as one is set; where it cannot be used, the log says why."""
-    if config.kv_cache_dir is None:
+    if config.kv_cache_dir is None and not config.kv_host_gib:
         return None
     if not sizes.limits.enable_prefix_cache:
         logger.warning("%s: without a prefix cache nothing is stored", config.model_id)
@@ -44,7 +44,26 @@ def open_store(
     if not cache.can_be_stored:
         logger.warning("%s keeps caches of its own, which cannot be stored", config.model_id)
         return None
-    folder = config.kv_cache_dir
+    store = None
+    if config.kv_cache_dir is not None:
+        store = _on_disk(config, config.kv_cache_dir, prepared, checked, sizes, slices)
+    if store is None and config.kv_host_gib:
+        return BlockStore(max_host_bytes=_host_bytes(config))
+    return store
+
+
+def _host_bytes(config: EngineConfig) -> int:
+    return int(config.kv_host_gib * GIB)
+
+
+def _on_disk(
+    config: EngineConfig,
+    folder: Path,
+    prepared: PreparedModel,
+    checked: CheckedModel,
+    sizes: Sizes,
+    slices: LoadSlices,
+) -> BlockStore | None:
     try:
         digests, files = FileDigests(folder), _files(Path(prepared.loaded.source))
         weights = slices.in_thread(partial(digests.of, files))
@@ -53,7 +72,7 @@ def open_store(
             folder, int(config.kv_cache_gib * GIB), None if most is None else int(most * GIB)
         )
         of_model = identity(weights, prepared.note, checked, sizes.limits.block_size)
-        return slices.in_thread(partial(server.open, of_model))
+        return slices.in_thread(partial(server.open, of_model, _host_bytes(config)))
     except OSError as error:
         logger.warning(
             "%s: keys and values are not kept in %s: %s",

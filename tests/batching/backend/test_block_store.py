@@ -59,3 +59,20 @@ def test_a_prefix_is_read_in_the_next_life(model_type: str, native: Any, tmp_pat
     assert asked_again.output_token_ids == asked_first.output_token_ids
     assert asked_again.num_cached_tokens == 48
     again.close()
+
+
+def test_what_the_pool_evicts_stays_in_the_hosts_memory(tmp_path: Path) -> None:
+    model = write_tiny("llama", tmp_path / "model")
+    loaded = engine_of(model, None, num_blocks=16, kv_host_gib=0.01)
+    prompts = [[(i * 7 + k) % 90 + 5 for i in range(50)] for k in range(3)]
+    first = [asked(k, prompt) for k, prompt in enumerate(prompts)]
+    again = [asked(10 + k, prompt) for k, prompt in enumerate(prompts)]
+    scores = [run(loaded, each) for each in first]
+    assert [run(loaded, each) for each in again] == scores
+    assert [each.num_cached_tokens for each in again] == [48, 48, 48]
+    stats = loaded.engine.stats()
+    assert stats.num_evictions
+    assert stats.store is not None
+    assert stats.store.num_restored_tokens
+    assert stats.store.host_bytes
+    loaded.close()
