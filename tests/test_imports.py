@@ -67,6 +67,7 @@ BACKEND_USERS: Final = {
     MAKE_MODEL,
     GPU_CHECK,
     "scripts.bench.images",
+    "scripts.bench.kv_store",
     "scripts.bench.loading",
     "scripts.bench.models",
     "scripts.guidellm",

@@ -67,11 +67,10 @@ def write(file: BinaryIO, identity: str, entry: Entry) -> int:
     header = json.dumps(described).encode()
     start = _MAGIC + _VERSION.to_bytes(4, "little") + len(header).to_bytes(4, "little") + header
     digest = xxhash.xxh3_128(start)
-    num_bytes = file.write(start)
     for part in entry.contents:
         digest.update(part)
-        num_bytes += file.write(part)
-    return num_bytes + file.write(digest.digest())
+    # One call: each of them would ask for the interpreter's lock, which the steps need.
+    return file.write(b"".join([start, *entry.contents, digest.digest()]))
 
 
 def read(path: Path, identity: str, key: Key) -> Entry:

@@ -136,7 +136,7 @@ def _write_file(path: Path, identity: str, entry: Entry) -> int:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        with open(descriptor, "wb", buffering=0) as file:
+        with open(descriptor, "wb") as file:
             num_bytes = write(file, identity, entry)
         part.rename(path)
     except BaseException:

@@ -282,7 +282,7 @@ class LayerCache(KeepsAll, ABC):
 
     @abstractmethod
     def export_block(self, slots: Slots) -> bytes:
-        """Return the contents of a block, given by its slots, after all steps that were begun."""
+        """Return the contents of a block, given by its slots; all steps that were begun have ended."""
 
     @abstractmethod
     def import_block(self, slots: Slots, data: Buffer) -> None:
@@ -408,6 +408,7 @@ class PagedKVCache:
 
         is_windowed: it is one of the pool of sliding-window layers.
         """
+        mx.synchronize()
         slots = self._slots_of(block_id)
         return [layer.export_block(slots) for layer in self._layers_with(is_windowed=is_windowed)]
 
@@ -420,6 +421,7 @@ class PagedKVCache:
             WrongBlock: it is of another pool, as its sizes show; what the block then has is not defined.
         """
         layers = self._layers_with(is_windowed=is_windowed)
+        mx.synchronize()
         if len(contents) != len(layers):
             raise WrongBlock(f"a block is of {len(layers)} layers, not {len(contents)}")
         for layer, data in zip(layers, contents, strict=True):

@@ -282,8 +282,7 @@ class NativeLayerCache(LayerCache):
             data = data[part.size :]
 
     def _parts(self, slots: Slots) -> Iterator[Region]:
-        """Return the memory of a block, once no operation uses it any more."""
-        mx.synchronize()
+        """Return the memory of a block, which no operation uses."""
         block, num_blocks = int(slots[0]) // self._block_size, self.num_slots // self._block_size
         for address, size in self.pool.regions:
             yield Region(address + block * (size // num_blocks), size // num_blocks)
