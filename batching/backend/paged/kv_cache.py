@@ -404,11 +404,10 @@ class PagedKVCache:
             self._copy_layers(self._layers_with(is_windowed=is_windowed), sources, targets)
 
     def export_block(self, block_id: int, *, is_windowed: bool = False) -> list[bytes]:
-        """Return the contents of a block in each of the layers that have it, after all steps that were begun.
+        """Return the contents of a block in each of the layers that have it; all steps that were begun have ended.
 
         is_windowed: it is one of the pool of sliding-window layers.
         """
-        mx.synchronize()
         slots = self._slots_of(block_id)
         return [layer.export_block(slots) for layer in self._layers_with(is_windowed=is_windowed)]
 
@@ -421,7 +420,6 @@ class PagedKVCache:
             WrongBlock: it is of another pool, as its sizes show; what the block then has is not defined.
         """
         layers = self._layers_with(is_windowed=is_windowed)
-        mx.synchronize()
         if len(contents) != len(layers):
             raise WrongBlock(f"a block is of {len(layers)} layers, not {len(contents)}")
         for layer, data in zip(layers, contents, strict=True):

@@ -3,6 +3,8 @@
 import gc
 from collections.abc import Sequence
 
+import mlx.core as mx
+
 from batching.backend.hooks.changes import Changes
 from batching.backend.memory.device import free_buffers
 from batching.backend.platform import Platform
@@ -48,6 +50,7 @@ class Executor:
 
         is_windowed: the block is one of the pool of sliding-window layers.
         """
+        mx.synchronize()
         return self._runner.cache.export_block(block_id, is_windowed=is_windowed)
 
     def import_block(
@@ -58,6 +61,7 @@ class Executor:
         Raises:
             WrongBlock: the pool has blocks of another form.
         """
+        mx.synchronize()
         self._runner.cache.import_block(block_id, contents, is_windowed=is_windowed)
 
     def close(self) -> None:

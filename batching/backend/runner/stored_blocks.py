@@ -31,6 +31,7 @@ class StoredBlocks:
         if not orders:
             return
         began = self._clock()
+        mx.synchronize()
         for order in orders:
             contents = self._exported(order)
             self._store.put(Entry(order.key, order.parent, order.token_ids, contents))
@@ -45,6 +46,7 @@ class StoredBlocks:
         if not orders:
             return
         began, num_bytes = self._clock(), 0
+        mx.synchronize()
         for order in orders:
             entry = self._store.take(order.key)
             self._import(order, entry.contents)
