@@ -255,7 +255,7 @@ class BatchInferenceEngine:
         if encodes := step.plan.encodes:
             num_bytes = sum(order.num_bytes for order in encodes)
             self._stall_budget.record_images(num_bytes, num_prefilled, num_decoded, duration)
-        elif not step.plan.restores:
+        elif step.plan.slices and not step.plan.restores:
             self._stall_budget.record(num_prefilled, num_decoded, duration)
         return self._scheduler.update(step.plan, outputs)
 
