@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from app.commands.confirmation import confirm
 from app.commands.errors import CommandError
@@ -79,7 +79,7 @@ def _list(folder: Path, arguments: argparse.Namespace) -> int:
 
     caches = stored_caches(folder)
     if arguments.json:
-        print_json([cache._asdict() for cache in caches])
+        print_json([_document(cache) for cache in caches])
     elif caches:
         print(table(_HEAD, map(_row, caches)))
     else:
@@ -87,14 +87,21 @@ def _list(folder: Path, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _document(cache: "StoredCache") -> dict[str, Any]:
+    return {**cache._asdict(), "made": _time(cache.made), "used": _time(cache.used)}
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
 def _row(cache: "StoredCache") -> list[str]:
-    used = "-" if cache.used is None else f"{datetime.fromtimestamp(cache.used, UTC):%Y-%m-%d}"
     return [
         cache.identity[:_NUM_DIGITS],
         cache.model or "-",
         str(cache.num_entries),
         size_text(cache.num_bytes),
-        used,
+        (_time(cache.used) or "-")[:10],
         "yes" if cache.is_loaded else "no",
     ]
 
