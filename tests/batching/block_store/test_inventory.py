@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from batching.block_store import inventory
+from batching.block_store.entry_file import check
 from batching.block_store.folder import StoreFolder
 from batching.block_store.inventory import (
     CacheInUse,
@@ -186,7 +186,7 @@ class TestCheck:
         assert not path.exists()
         assert problems(store.folder) == {}
 
-    @rows("place", ["zz/{name}", "{name}", "{first}/{upper}"])
+    @pytest.mark.parametrize("place", ["zz/{name}", "{name}", "{first}/{upper}"])
     def test_a_file_in_another_place_is_found(self, place: str, store: StoreFolder) -> None:
         path = keep(store.open("a"), entry_of([1, 2]))
         first, upper = path.parent.name, f"{path.stem.upper()}.block"
@@ -216,7 +216,7 @@ class TestCheck:
         def fail(_: Path) -> None:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(inventory, "check", fail)
+        monkeypatch.setattr("batching.block_store.inventory.check", fail)
         told = "it cannot be read: Input/output error"
         assert problems(store.folder, delete=True) == {path.name: told}
         assert path.exists()
@@ -225,11 +225,10 @@ class TestCheck:
         self, store: StoreFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         keep(store.open("a"), entry_of([1, 2]))
-        check = inventory.check
 
         def delete_first(path: Path) -> None:
             path.unlink()
             check(path)
 
-        monkeypatch.setattr(inventory, "check", delete_first)
+        monkeypatch.setattr("batching.block_store.inventory.check", delete_first)
         assert list(check_caches(store.folder)) == []
