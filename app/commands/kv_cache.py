@@ -134,9 +134,10 @@ def _remove(folder: Path, arguments: argparse.Namespace) -> int:
 
 def _find(beginning: str, caches: "Sequence[StoredCache]", folder: Path) -> "StoredCache":
     found = [cache for cache in caches if cache.identity.startswith(beginning)]
-    if not found:
+    # A shell's variable may be empty.
+    if not found or not beginning:
         raise CommandError(
-            f"nothing in {folder} begins with {beginning}; cache ls lists what is there"
+            f"nothing in {folder} begins with {beginning!r}; cache ls lists what is there"
         )
     if len(found) > 1:
         raise CommandError(f"{beginning} is the beginning of {' and '.join(map(_name, found))}")

@@ -195,7 +195,7 @@ def _share_lock(folder: Path) -> int:
 
 
 def lock_unused(folder: Path) -> int | None:
-    """Return the lock of a model that no server has loaded, and loads before it is closed; None if one has."""
+    """Return the lock of a model that no server has loaded; none does until it is closed.  None if one has."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

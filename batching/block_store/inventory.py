@@ -122,8 +122,8 @@ def _delete(model: Path) -> int:
             num_bytes += file.size
     delete_note(model)
     (model / LOCK).unlink()
-    for folder in (*model.iterdir(), model):
-        # What others have put there stays, and so do its folders.
+    for folder in (*model.glob("[0-9a-f][0-9a-f]"), model):
+        # Those with files of others stay.
         with suppress(OSError):
             folder.rmdir()
     return num_bytes

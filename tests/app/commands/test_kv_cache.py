@@ -128,7 +128,8 @@ class TestBadInput:
         [
             (["rm"], "one of the arguments identity --all is required"),
             (["rm", "ab", "--all"], "--all: not allowed with argument identity"),
-            (["rm", "b"], "nothing in {folder} begins with b; cache ls lists what is there"),
+            (["rm", "b"], "nothing in {folder} begins with 'b'; cache ls lists what is there"),
+            (["rm", ""], "nothing in {folder} begins with ''; cache ls lists what is there"),
             (
                 ["rm", "a"],
                 "a is the beginning of abababababab (org/model) and acacacacacac",

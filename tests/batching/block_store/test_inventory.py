@@ -132,11 +132,12 @@ class TestDelete:
         (store.folder / "a" / "link").symlink_to(outside)
         (path.parent / "notes.txt").touch()
         (path.parent / ".hidden").touch()
+        (store.folder / "a" / "empty").mkdir()
         store.close(model)
         delete_cache(store.folder, "a")
         in_it = path.parent.name
         assert names(store.folder / "a") == {
-            *("link", in_it, f"{in_it}/notes.txt", f"{in_it}/.hidden")
+            *("link", "empty", in_it, f"{in_it}/notes.txt", f"{in_it}/.hidden")
         }
         assert (outside / path.name).exists()
         # It is a model's folder no longer.
