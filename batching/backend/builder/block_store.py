@@ -72,7 +72,8 @@ def _on_disk(
             folder, int(config.kv_cache_gib * GIB), None if most is None else int(most * GIB)
         )
         of_model = identity(weights, prepared.note, checked, sizes.limits.block_size)
-        return slices.in_thread(partial(server.open, of_model, _host_bytes(config)))
+        opened = partial(server.open, of_model, config.model_id, _host_bytes(config))
+        return slices.in_thread(opened)
     except OSError as error:
         logger.warning(
             "%s: keys and values are not kept in %s: %s",
