@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +25,10 @@ _LEAST_RECOUNT: Final = 1 << 28
 # Space that is left on a disk for others: a share of it, or so many bytes if these are fewer.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 8 << 30
+
+
+# Of files that this process has written.
+_numbers: Final = count()
 
 
 class NoRoom(Exception):
@@ -79,7 +84,7 @@ class StoreFolder:
 
         Raises:
             NoRoom: there are too few that may be deleted.
-            OSError: the folder cannot be read.
+            OSError: the folder is gone, or a file cannot be deleted.
         """
         total = self._counted()
         if total + num_bytes > self.max_bytes:
@@ -126,14 +131,18 @@ class StoreFolder:
 
     def _deletable(self) -> Iterator[_File]:
         for folder in _folders(self.folder):
-            if folder.name in self._models or _is_unused(folder):
+            if folder.name in self._models:
                 yield from _entries(folder)
+            elif _is_unused(folder):
+                yield from _entries(folder)
+                yield from _parts(folder)
 
 
 class ModelFolder:
     """The files of one model, by their keys; it is in use until it is closed.
 
-    Any thread may use it.
+    Any thread may use it.  What killed servers have left of files that they were writing is deleted, unless another one
+    has the model loaded, which may be writing.
 
     num_bytes: the size of the files.
     """
@@ -146,7 +155,12 @@ class ModelFolder:
         self._sizes: dict[Key, int] = {}
         self.num_bytes = 0
         self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        try:
+            self._is_alone = _try_lock(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        except OSError:
+            os.close(self._lock)
+            raise
 
     def __contains__(self, key: Key) -> bool:
         return key in self._sizes
@@ -166,6 +180,10 @@ class ModelFolder:
         for file in _entries(self._folder):
             if (key := Key.of_name(file.path.name)) is not None:
                 self.add(key, file.size)
+        if self._is_alone:
+            for part in _parts(self._folder):
+                with suppress(OSError):
+                    part.path.unlink()
 
     def add(self, key: Key, num_bytes: int) -> None:
         with self._changes:
@@ -187,31 +205,51 @@ def _is_unused(folder: Path) -> bool:
     except OSError:
         return False
     try:
+        return _try_lock(lock)
+    finally:
+        os.close(lock)
+
+
+def _try_lock(lock: int) -> bool:
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    finally:
-        os.close(lock)
     return True
+
+
+def part_of(path: Path) -> Path:
+    """Return the name under which a file is written."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}")
+
+
+def _parts(folder: Path) -> Iterator[_File]:
+    """Yield the files of a model that are being written, or were."""
+    names = ((file, file.path.name) for file in _files(folder))
+    return (file for file, name in names if name[:1] == "." and _is_entry(Path(name[1:]).stem))
 
 
 def _entries(folder: Path) -> Iterator[_File]:
     """Yield the files of a model that are the store's."""
-    return (file for file in _files(folder) if Key.of_name(file.path.name) is not None)
+    return (file for file in _files(folder) if _is_entry(file.path.name))
+
+
+def _is_entry(name: str) -> bool:
+    return Key.of_name(name) is not None
 
 
 def _files(folder: Path) -> Iterator[_File]:
-    """Yield all files in a folder; what is deleted meanwhile is left out."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+    """Yield all files in a folder; what is deleted meanwhile is left out, and what may not be looked into."""
+    with suppress(OSError), os.scandir(folder) as found:
         for each in found:
             if each.is_dir(follow_symlinks=False):
                 yield from _files(Path(each.path))
                 continue
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 stat = each.stat(follow_symlinks=False)
                 yield _File(stat.st_mtime_ns, stat.st_size, Path(each.path))
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    with suppress(FileNotFoundError), os.scandir(folder) as found:
+    with suppress(OSError), os.scandir(folder) as found:
         yield from [Path(each.path) for each in found if each.is_dir(follow_symlinks=False)]

@@ -112,7 +112,7 @@ class ReadAhead:
             self._stats.num_damaged += 1
             with suppress(OSError):
                 path.unlink()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             logger.debug("%s cannot be read: %s", path, error)
             self._stats.num_lost += 1
         else:

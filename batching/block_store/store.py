@@ -23,17 +23,22 @@ _shared: Final[dict[Path, "ServerStore"]] = {}
 _lock: Final = Lock()
 
 
-def shared_store(folder: Path, max_bytes: int, max_written_a_day: int | None) -> "ServerStore":
-    """Return this process's store in a folder, which the first model opens and the last one closes.
+def shared_store(
+    folder: Path, max_bytes: int, max_written_a_day: int | None, identity: str
+) -> "BlockStore":
+    """Return the store of a model in a folder, which the first model of this process opens and the last one closes.
 
     Raises:
         OSError: it cannot be used, or another user can change it.
     """
     with _lock:
         key = folder.resolve()
-        if key not in _shared:
-            _shared[key] = ServerStore(key, max_bytes, max_written_a_day)
-        return _shared[key]
+        server = _shared.get(key) or ServerStore(key, max_bytes, max_written_a_day)
+        opened = server.open(identity)
+        _shared[key] = server
+    # There may be many files.
+    opened.load()
+    return BlockStore(server, opened, server.writer)
 
 
 class ServerStore:
@@ -47,7 +52,7 @@ class ServerStore:
         """
         self._folder = StoreFolder(folder, max_bytes)
         self._limit = WriteLimit(folder / _WRITTEN_FILE, max_written_a_day)
-        self._writer = WriteBehind(self._folder, self._limit, _MAX_QUEUED_BYTES)
+        self._writer: WriteBehind | None = None
         self._num_open = 0
 
     @property
@@ -59,18 +64,22 @@ class ServerStore:
     def written_today(self) -> int:
         return self._limit.num_bytes
 
-    def open(self, identity: str) -> "BlockStore":
-        """Return the store of the model with this identity.
+    @property
+    def writer(self) -> WriteBehind:
+        assert self._writer is not None, "a model is open"
+        return self._writer
+
+    def open(self, identity: str) -> ModelFolder:
+        """Return the folder of the model with this identity.
 
         Raises:
-            OSError: the model's folder cannot be made.
+            OSError: it cannot be made.
         """
-        with _lock:
-            folder = self._folder.open(identity)
-            self._num_open += 1
-        # There may be many files.
-        folder.load()
-        return BlockStore(self, folder, self._writer)
+        folder = self._folder.open(identity)
+        if self._writer is None:
+            self._writer = WriteBehind(self._folder, self._limit, _MAX_QUEUED_BYTES)
+        self._num_open += 1
+        return folder
 
     def leave(self, folder: ModelFolder) -> None:
         """Close the folder of a model; with the last one, write what is queued, within some seconds."""
@@ -81,7 +90,7 @@ class ServerStore:
             if is_last:
                 _shared.pop(self._folder.folder, None)
         if is_last:
-            self._writer.close(_CLOSE_SECONDS)
+            self.writer.close(_CLOSE_SECONDS)
 
 
 class BlockStore:

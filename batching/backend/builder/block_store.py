@@ -49,11 +49,11 @@ def open_store(
         digests, files = FileDigests(folder), _files(Path(prepared.loaded.source))
         weights = slices.in_thread(partial(digests.of, files))
         most = config.kv_cache_max_write_gib_per_day
-        server = shared_store(
-            folder, int(config.kv_cache_gib * GIB), None if most is None else int(most * GIB)
-        )
+        max_written = None if most is None else int(most * GIB)
         of_model = identity(weights, prepared.note, checked, sizes.limits.block_size)
-        return slices.in_thread(partial(server.open, of_model))
+        return slices.in_thread(
+            partial(shared_store, folder, int(config.kv_cache_gib * GIB), max_written, of_model)
+        )
     except OSError as error:
         logger.warning(
             "%s: keys and values are not kept in %s: %s",
