@@ -73,7 +73,8 @@ class WriteBehind:
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that is queued was written; return whether it was, within `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._num_queued, timeout)
+            self._changed.wait_for(lambda: not self._num_queued or self._is_closing, timeout)
+            return not self._num_queued
 
     def close(self, timeout: float | None = None) -> None:
         """Write what is queued, for `timeout` seconds at most, and end the thread."""

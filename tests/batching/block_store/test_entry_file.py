@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,15 @@ def file_of(entry: Entry, identity: str = IDENTITY) -> bytes:
     return file.getvalue()
 
 
-def why_damaged(path: Path, contents: bytes, key: Key) -> str:
-    path.write_bytes(contents)
+def reason_for(path: Path, key: Key) -> str:
     with pytest.raises(DamagedEntry) as caught:
         read(path, IDENTITY, key)
     return str(caught.value)
+
+
+def why_damaged(path: Path, contents: bytes, key: Key) -> str:
+    path.write_bytes(contents)
+    return reason_for(path, key)
 
 
 @given(
@@ -54,20 +59,23 @@ def test_what_is_read_is_what_was_written(
 
 
 def test_no_beginning_of_a_file_is_taken_for_a_whole_one(tmp_path: Path) -> None:
-    entry = entry_of(1)
+    entry, path = entry_of(1), tmp_path / "file"
     whole = file_of(entry)
-    for length in range(len(whole)):
-        assert why_damaged(tmp_path / "file", whole[:length], entry.key)
-    assert why_damaged(tmp_path / "file", whole + b"\0", entry.key)
+    path.write_bytes(whole + b"\0")
+    for length in (len(whole) + 1, *reversed(range(len(whole)))):
+        os.truncate(path, length)
+        assert reason_for(path, entry.key)
 
 
 def test_a_bit_that_is_flipped_is_found_wherever_it_is(tmp_path: Path) -> None:
-    entry = entry_of(1, 12)
-    whole = file_of(entry)
-    for at in range(len(whole)):
-        flipped = bytearray(whole)
-        flipped[at] ^= 1 << at % 8
-        assert why_damaged(tmp_path / "file", bytes(flipped), entry.key)
+    entry, path = entry_of(1, 12), tmp_path / "file"
+    write_file(path, entry)
+    with path.open("r+b", buffering=0) as file:
+        for at, byte in enumerate(file.read()):
+            os.pwrite(file.fileno(), bytes([byte ^ 1 << at % 8]), at)
+            assert reason_for(path, entry.key)
+            os.pwrite(file.fileno(), bytes([byte]), at)
+    assert is_same(read(path, IDENTITY, entry.key), entry)
 
 
 def test_a_part_that_the_disk_has_as_zeros_is_found(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_what_may_not_be_looked_into_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `lost+found` is, on a disk of its own."""
-    store = StoreFolder(tmp_path, 3 * SIZE)
+    store = StoreFolder(tmp_path, 4 * SIZE)
     _, paths = filled(store, IDENTITY, 1, 2)
     (tmp_path / "lost+found").mkdir()
     plain = os.scandir
@@ -198,7 +198,7 @@ def test_what_may_not_be_looked_into_is_left_out(
 
     monkeypatch.setattr(os, "scandir", scandir)
     store.make_room(SIZE)
-    store.make_room(2 * SIZE)
+    store.make_room(2 * SIZE + 10)
     assert [path.exists() for path in paths] == [False, True]
 
 
