@@ -4,63 +4,70 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, Popen
-from typing import IO, Final
+from threading import Event
+from typing import Final
 
 import pytest
 
 from batching.block_store.entry_file import DamagedEntry, check, read
 from batching.block_store.store import shared_store
-from tests.support.stored_entries import IDENTITY, MUCH, entry_of, is_same
+from tests.support.stored_entries import IDENTITY, MUCH, entry_of, is_same, size_of_file
 
-NUM_BYTES: Final = 40_000
-# Of entries that a child writes again and again.
-NUM_ENTRIES: Final = 8
+# Of the entries that a child writes again and again; one is whole before another one is begun.
+SIZES: Final = (60, *7 * [40_000])
+SIZE: Final = size_of_file(SIZES[-1])
 
-# It says so before it writes, and forks for each kill: the interpreter's start is what takes time.
+# It forks for each kill, since the interpreter's start takes longer than all of them.  A child has an order: of how many bytes
+# a file may be, at which the system kills it; 0 is no limit.
 _CHILD: Final = """
-import os, sys
-from itertools import count
+import os, resource, signal, sys
+from itertools import cycle
 from pathlib import Path
 from batching.block_store.store import shared_store
 from tests.support.stored_entries import entry_of
 
-folder, identity, num_bytes, num_entries = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
-entries = [entry_of(i, num_bytes) for i in range(num_entries)]
-for _ in sys.stdin:
+folder, identity, *sizes = sys.argv[1:]
+entries = [entry_of(i, int(size)) for i, size in enumerate(sizes)]
+for order in sys.stdin:
     if (child := os.fork()) == 0:
-        store = shared_store(folder, 1 << 30, None, identity)
+        store = shared_store(Path(folder), 1 << 30, None, identity)
+        if limit := int(order):
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         print(os.getpid(), flush=True)
-        for i in count():
-            store.put(entries[i % num_entries])
+        for entry in cycle(entries):
+            store.put(entry)
             store._writer.flush()
-    os.waitpid(child, 0)
-    print(flush=True)
+    _, status = os.waitpid(child, 0)
+    print(os.WTERMSIG(status), flush=True)
 """
 
 
 @contextmanager
-def writers(folder: Path) -> Iterator[tuple[IO[str], IO[str]]]:
-    """Start a process whose children write; yield what it reads and says."""
-    args = [sys.executable, "-c", _CHILD, str(folder), IDENTITY, str(NUM_BYTES), str(NUM_ENTRIES)]
+def writers(folder: Path) -> Iterator[Callable[[int, float], int]]:
+    """Start a process whose children write; yield what lets one write, for so long, and returns the signal that ended it."""
+    args = [sys.executable, "-c", _CHILD, str(folder), IDENTITY, *map(str, SIZES)]
     with Popen(args, stdin=PIPE, stdout=PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        yield process.stdin, process.stdout
-        process.stdin.close()
+        orders, said = process.stdin, process.stdout
+        assert orders is not None
+        assert said is not None
 
+        def kill(limit: int, seconds: float) -> int:
+            orders.write(f"{limit}\n")
+            orders.flush()
+            child = int(said.readline())
+            if not limit:
+                Event().wait(seconds)
+                os.kill(child, signal.SIGKILL)
+            return int(said.readline())
 
-def kill_one(orders: IO[str], said: IO[str], seconds: float) -> None:
-    """Let a child write for so long, and kill it."""
-    orders.write("\n")
-    orders.flush()
-    child = int(said.readline())
-    signal.sigtimedwait([signal.SIGUSR1], seconds)
-    os.kill(child, signal.SIGKILL)
-    assert said.readline() == "\n"
+        yield kill
+        orders.close()
 
 
 def parts_in(folder: Path) -> list[Path]:
@@ -69,7 +76,7 @@ def parts_in(folder: Path) -> list[Path]:
 
 def check_whole(folder: Path) -> int:
     """Check what has a final name; return how many files that are."""
-    entries = {each.key.name: each for each in (entry_of(i, NUM_BYTES) for i in range(NUM_ENTRIES))}
+    entries = {each.key.name: each for each in map(entry_of, range(len(SIZES)), SIZES)}
     paths = [*folder.rglob("*.block")]
     for path in paths:
         check(path)
@@ -78,15 +85,8 @@ def check_whole(folder: Path) -> int:
     return len(paths)
 
 
-def check_kills(folder: Path, num: int) -> None:
-    rng, num_left = random.Random(num), 0
-    with writers(folder) as (orders, said):
-        for _ in range(num):
-            kill_one(orders, said, rng.uniform(0, 0.02))
-            check_whole(folder)
-            num_left += len(parts_in(folder))
-    assert num_left, "a kill met a file that was being written"
-    # The next start serves, and tidies up.
+def check_next_start(folder: Path) -> None:
+    """It has what is whole, tidies up, and goes on."""
     store = shared_store(folder, MUCH, None, IDENTITY)
     assert store.num_entries == check_whole(folder) > 0
     assert parts_in(folder) == []
@@ -95,13 +95,26 @@ def check_kills(folder: Path, num: int) -> None:
     check(next(folder.rglob(entry_of(99).key.name)))
 
 
-def test_a_server_that_is_killed_while_it_writes_leaves_no_wrong_file(tmp_path: Path) -> None:
-    check_kills(tmp_path, 6)
+def test_a_server_that_is_killed_within_a_file_leaves_no_wrong_one(tmp_path: Path) -> None:
+    with writers(tmp_path) as kill:
+        for at in (400, SIZE // 2, SIZE - 16, SIZE - 1):
+            assert kill(at, 0) == signal.SIGXFSZ
+            assert check_whole(tmp_path) == 1
+            # Each one has found those of the others, and has taken them away.
+            assert [path.stat().st_size for path in parts_in(tmp_path)] == [at]
+    check_next_start(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_at_200_points_leaves_no_wrong_file(tmp_path: Path) -> None:
-    check_kills(tmp_path, 200)
+def test_a_server_that_is_killed_at_200_moments_leaves_no_wrong_file(tmp_path: Path) -> None:
+    rng, num_left = random.Random(7), 0
+    with writers(tmp_path) as kill:
+        for _ in range(200):
+            assert kill(0, rng.uniform(0, 0.02)) == signal.SIGKILL
+            check_whole(tmp_path)
+            num_left += len(parts_in(tmp_path))
+    assert num_left, "kills met files that were being written"
+    check_next_start(tmp_path)
 
 
 def test_a_name_that_came_before_the_contents_is_seen_as_damaged(tmp_path: Path) -> None:

@@ -222,7 +222,9 @@ def test_errors_are_waited_out_and_logged_once(
         assert len(calls) == 1
     assert writing.stats.skipped == {Skip.FAILED: 3}
     assert writing.files() == writing.others() == []
-    expected = f"keys and values are not written to {tmp_path} for a minute: No space left on device"
+    expected = (
+        f"keys and values are not written to {tmp_path} for a minute: No space left on device"
+    )
     assert caplog.messages == [expected]
     writing.clock.now += 1
     writing.write(entry_of(4))
@@ -276,5 +278,3 @@ def test_a_server_has_one_thread_for_all_models(make: Make, tmp_path: Path) -> N
     writing.write(entry_of(1))
     assert other.path_of(entry_of(1).key).exists()
     assert stats.num_written == writing.stats.num_written == 1
-
-
