@@ -28,7 +28,8 @@ Buffer = bytes | memoryview
 
 _MAGIC: Final = b"MLXBLOCK"
 _VERSION: Final = 1
-_MAX_HEADER_BYTES: Final = 1 << 20
+# Of the header.
+_START: Final = len(_MAGIC) + 8
 _DIGEST_BYTES: Final = 16
 
 
@@ -82,12 +83,16 @@ def read(path: Path, identity: str, key: Key) -> Entry:
     """
     with path.open("rb", buffering=0) as file:
         data = memoryview(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
-    header, start = _header(data)
-    end = len(data) - _DIGEST_BYTES
-    if end < start or xxhash.xxh3_128(data[:end]).digest() != data[end:]:
+    start, end = _contents(data)
+    if xxhash.xxh3_128(data[:end]).digest() != data[end:]:
         raise DamagedEntry("its checksum is another one")
-    entry = _entry(header, data[start:end])
-    if (header["identity"], entry.key) != (identity, key):
+    try:
+        header = json.loads(bytes(data[_START:start]))
+        entry = _entry(header, data[start:end])
+        is_expected = (header["identity"], entry.key) == (identity, key)
+    except (ValueError, TypeError, LookupError):
+        raise DamagedEntry("its header is not one of this version") from None
+    if not is_expected:
         raise DamagedEntry("it belongs to another model or prefix")
     return entry
 
@@ -103,21 +108,19 @@ def check(path: Path) -> None:
         raise DamagedEntry("its name is not the hash of its tokens")
 
 
-def _header(data: memoryview) -> tuple[dict[str, Any], int]:
-    """Return the header, and where the contents begin."""
-    start = len(_MAGIC) + 8
+def _contents(data: memoryview) -> tuple[int, int]:
+    """Return where the contents begin and end."""
     if bytes(data[: len(_MAGIC)]) != _MAGIC:
         raise DamagedEntry("it does not begin like a file of the store")
-    version, length = (int.from_bytes(data[at : at + 4], "little") for at in (start - 8, start - 4))
+    version, length = (
+        int.from_bytes(data[at : at + 4], "little") for at in (_START - 8, _START - 4)
+    )
     if version != _VERSION:
         raise DamagedEntry(f"its format is version {version}, not {_VERSION}")
-    if length > min(_MAX_HEADER_BYTES, len(data) - start):
-        raise DamagedEntry("its header is cut off")
-    try:
-        header = json.loads(bytes(data[start : start + length]))
-    except ValueError:
-        raise DamagedEntry("its header cannot be read") from None
-    return header, start + length
+    start, end = _START + length, len(data) - _DIGEST_BYTES
+    if start > end:
+        raise DamagedEntry("it is cut off")
+    return start, end
 
 
 def _entry(header: dict[str, Any], data: memoryview) -> Entry:

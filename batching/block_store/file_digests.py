@@ -1,7 +1,6 @@
 """Digests of what files contain, which are remembered as long as these do not change."""
 
 import json
-import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -9,9 +8,7 @@ from typing import Final
 
 import xxhash
 
-from batching.host.private_files import check_folder
-
-logger = logging.getLogger(__name__)
+from batching.host.private_files import check_folder, replace_private
 
 _FILE: Final = "digests.json"
 _PIECE_BYTES: Final = 1 << 24
@@ -31,8 +28,9 @@ class FileDigests:
         self._file = folder / _FILE
         # By path: size, time and inode, and the digest.
         self._known: dict[str, list[object]] = {}
-        with suppress(OSError, ValueError):
-            self._known = dict(json.loads(self._file.read_text(encoding="utf-8")))
+        with suppress(OSError, ValueError, AttributeError):
+            found = json.loads(self._file.read_text(encoding="utf-8")).items()
+            self._known = {path: state for path, state in found if isinstance(state, list)}
 
     def of(self, files: Iterable[Path]) -> dict[str, str]:
         """Return the digests of files by their names.
@@ -42,7 +40,7 @@ class FileDigests:
         """
         found = {path.name: self._of(path) for path in files}
         with suppress(OSError):
-            self._file.write_text(json.dumps(self._known), encoding="utf-8")
+            replace_private(self._file, json.dumps(self._known))
         return found
 
     def _of(self, path: Path) -> str:

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,6 +26,10 @@ _LEAST_RECOUNT: Final = 1 << 28
 # Space that is left on a disk for others: a share of it, or so many bytes if these are fewer.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 8 << 30
+
+
+# Of files that this process has written.
+_numbers: Final = count()
 
 
 class NoRoom(Exception):
@@ -82,7 +87,7 @@ class StoreFolder:
 
         Raises:
             NoRoom: there are too few that may be deleted.
-            OSError: the folder cannot be read.
+            OSError: the folder is gone, or a file cannot be deleted.
         """
         total = self._counted()
         if total + num_bytes > self.max_bytes:
@@ -129,14 +134,18 @@ class StoreFolder:
 
     def _deletable(self) -> Iterator[StoredFile]:
         for folder in model_folders(self.folder):
-            if folder.name in self._models or is_unused(folder):
+            if folder.name in self._models:
                 yield from entries_in(folder)
+            elif is_unused(folder):
+                yield from entries_in(folder)
+                yield from _parts(folder)
 
 
 class ModelFolder:
     """The files of one model, by their keys; it is in use until it is closed.
 
-    Any thread may use it.
+    Any thread may use it.  What killed servers have left of files that they were writing is deleted, unless another one
+    has the model loaded, which may be writing.
 
     num_bytes: the size of the files.
     """
@@ -147,7 +156,7 @@ class ModelFolder:
         self._changes = threading.Lock()
         self._sizes: dict[Key, int] = {}
         self.num_bytes = 0
-        self._lock = _share_lock(folder)
+        self._lock, self._is_alone = _share_lock(folder)
         write_note(folder, model_id)
 
     def __contains__(self, key: Key) -> bool:
@@ -168,6 +177,10 @@ class ModelFolder:
         for file in entries_in(self._folder):
             if (key := Key.of_name(file.path.name)) is not None:
                 self.add(key, file.size)
+        if self._is_alone:
+            for part in _parts(self._folder):
+                with suppress(OSError):
+                    part.path.unlink()
 
     def add(self, key: Key, num_bytes: int) -> None:
         with self._changes:
@@ -182,14 +195,19 @@ class ModelFolder:
         os.close(self._lock)
 
 
-def _share_lock(folder: Path) -> int:
-    """Make the folder of a model and return its lock, which is shared with other servers."""
+def _share_lock(folder: Path) -> tuple[int, bool]:
+    """Make the folder of a model and return its lock, which is shared with other servers, and whether there are none."""
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            is_alone = _try_lock(lock)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        except OSError:
+            os.close(lock)
+            raise
         if os.fstat(lock).st_nlink:
-            return lock
+            return lock, is_alone
         # Who held it has deleted the folder.
         os.close(lock)
 
@@ -200,12 +218,10 @@ def lock_unused(folder: Path) -> int | None:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
+    if _try_lock(lock):
+        return lock
+    os.close(lock)
+    return None
 
 
 def is_unused(folder: Path) -> bool:
@@ -216,25 +232,48 @@ def is_unused(folder: Path) -> bool:
     return lock is not None
 
 
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def part_of(path: Path) -> Path:
+    """Return the name under which a file is written."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}")
+
+
+def _parts(folder: Path) -> Iterator[StoredFile]:
+    """Yield the files of a model that are being written, or were."""
+    names = ((file, file.path.name) for file in files_in(folder))
+    return (file for file, name in names if name[:1] == "." and _is_entry(Path(name[1:]).stem))
+
+
 def entries_in(folder: Path) -> Iterator[StoredFile]:
     """Yield the files of a model that are the store's."""
-    return (file for file in files_in(folder) if Key.of_name(file.path.name) is not None)
+    return (file for file in files_in(folder) if _is_entry(file.path.name))
+
+
+def _is_entry(name: str) -> bool:
+    return Key.of_name(name) is not None
 
 
 def files_in(folder: Path) -> Iterator[StoredFile]:
-    """Yield all files in a folder; what is deleted meanwhile is left out."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+    """Yield all files in a folder; what is deleted meanwhile is left out, and what may not be looked into."""
+    with suppress(OSError), os.scandir(folder) as found:
         for each in found:
             if each.is_dir(follow_symlinks=False):
                 yield from files_in(Path(each.path))
                 continue
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 stat = each.stat(follow_symlinks=False)
                 yield StoredFile(stat.st_mtime_ns, stat.st_size, Path(each.path))
 
 
 def model_folders(folder: Path) -> Iterator[Path]:
     """Yield the folders of a store's models; others have no lock."""
-    with suppress(FileNotFoundError), os.scandir(folder) as found:
+    with suppress(OSError), os.scandir(folder) as found:
         folders = [Path(each.path) for each in found if each.is_dir(follow_symlinks=False)]
         yield from (path for path in sorted(folders) if (path / LOCK).is_file())

@@ -42,6 +42,11 @@ class HostBlocks:
             while self.num_bytes > self.max_bytes:
                 self._remove(next(iter(self._entries)))
 
+    def forget_all(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self.num_bytes = 0
+
     def _remove(self, key: Key) -> None:
         if (entry := self._entries.pop(key, None)) is not None:
             self.num_bytes -= entry.num_bytes

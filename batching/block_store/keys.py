@@ -39,6 +39,8 @@ class Key(NamedTuple):
         """Return the key of a file; None if it is none of the store's."""
         digits, _, kind = name.partition(".")
         try:
-            return cls(Kind(kind), BlockHash(bytes.fromhex(digits))) if len(digits) == 64 else None
+            key = cls(Kind(kind), BlockHash(bytes.fromhex(digits)))
         except ValueError:
             return None
+        # Capital letters and spaces are digits of another name.
+        return key if len(digits) == 64 and key.name == name else None

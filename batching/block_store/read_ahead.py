@@ -28,12 +28,12 @@ class ReadAhead:
         self,
         model: ModelFolder | None,
         stats: StoreStats,
-        host: HostBlocks,
         clock: Callable[[], float] = monotonic,
+        host: HostBlocks | None = None,
     ) -> None:
-        """`model` is the folder to read from; None is none."""
+        """`model` is the folder to read from, and `host` the memory; None is none."""
         self._model = model
-        self._host = host
+        self._host = HostBlocks(0) if host is None else host
         self._stats = stats
         self._clock = clock
         self._on_read: Callable[[], None] = lambda: None
@@ -127,7 +127,7 @@ class ReadAhead:
             self._stats.num_damaged += 1
             with suppress(OSError):
                 path.unlink()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             logger.debug("%s cannot be read: %s", path, error)
             self._stats.num_lost += 1
         else:

@@ -1,6 +1,7 @@
 """The store of a server, which is a folder and a thread that writes, and those of its models."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,17 +27,31 @@ _shared: Final[dict[Path, "ServerStore"]] = {}
 _lock: Final = Lock()
 
 
-def shared_store(folder: Path, max_bytes: int, max_written_a_day: int | None) -> "ServerStore":
-    """Return this process's store in a folder, which the first model opens and the last one closes.
+def shared_store(
+    folder: Path,
+    max_bytes: int,
+    max_written_a_day: int | None,
+    identity: str,
+    model_id: str = "",
+    max_host_bytes: int = 0,
+) -> "BlockStore":
+    """Return the store of a model in a folder, which the first model of this process opens and the last one closes.
+
+    model_id: for those who list the folder.
+    max_host_bytes: of the entries that stay in the host's memory, too.
 
     Raises:
         OSError: it cannot be used, or another user can change it.
     """
     with _lock:
         key = folder.resolve()
-        if key not in _shared:
-            _shared[key] = ServerStore(key, max_bytes, max_written_a_day)
-        return _shared[key]
+        server = _shared.get(key) or ServerStore(key, max_bytes, max_written_a_day)
+        opened = server.open(identity, model_id)
+        _shared[key] = server
+    # There may be many files.
+    opened.load()
+    on_disk = ModelOnDisk(opened, server.writer, partial(server.leave, opened))
+    return BlockStore(on_disk, max_host_bytes)
 
 
 class ServerStore:
@@ -50,7 +65,7 @@ class ServerStore:
         """
         self._folder = StoreFolder(folder, max_bytes)
         self._limit = WriteLimit(folder / _WRITTEN_FILE, max_written_a_day)
-        self._writer = WriteBehind(self._folder, self._limit, _MAX_QUEUED_BYTES)
+        self._writer: WriteBehind | None = None
         self._num_open = 0
 
     @property
@@ -62,19 +77,22 @@ class ServerStore:
     def written_today(self) -> int:
         return self._limit.num_bytes
 
-    def open(self, identity: str, model_id: str = "", max_host_bytes: int = 0) -> "BlockStore":
-        """Return the store of the model with this identity; its id is for those who list the folder.
+    @property
+    def writer(self) -> WriteBehind:
+        assert self._writer is not None, "a model is open"
+        return self._writer
+
+    def open(self, identity: str, model_id: str = "") -> ModelFolder:
+        """Return the folder of the model with this identity.
 
         Raises:
-            OSError: the model's folder cannot be made.
+            OSError: it cannot be made.
         """
-        with _lock:
-            folder = self._folder.open(identity, model_id)
-            self._num_open += 1
-        # There may be many files.
-        folder.load()
-        on_disk = ModelOnDisk(folder, self._writer, partial(self.leave, folder))
-        return BlockStore(on_disk, max_host_bytes)
+        folder = self._folder.open(identity, model_id)
+        if self._writer is None:
+            self._writer = WriteBehind(self._folder, self._limit, _MAX_QUEUED_BYTES)
+        self._num_open += 1
+        return folder
 
     def leave(self, folder: ModelFolder) -> None:
         """Close the folder of a model; with the last one, write what is queued, within some seconds."""
@@ -85,7 +103,7 @@ class ServerStore:
             if is_last:
                 _shared.pop(self._folder.folder, None)
         if is_last:
-            self._writer.close(_CLOSE_SECONDS)
+            self.writer.close(_CLOSE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -109,7 +127,7 @@ class BlockStore:
         self._disk = disk
         self._host = HostBlocks(max_host_bytes)
         folder = None if disk is None else disk.folder
-        self._reader = ReadAhead(folder, self.stats, self._host)
+        self._reader = ReadAhead(folder, self.stats, host=self._host)
 
     def call_when_read(self, func: Callable[[], None]) -> None:
         """Set what is called, in a thread, when something that was fetched is there, or is lost."""
@@ -167,6 +185,14 @@ class BlockStore:
     def drop(self, keys: Sequence[Key]) -> None:
         """Forget what was asked for."""
         self._reader.drop(keys)
+
+    def distrust(self, key: Key) -> None:
+        """Delete an entry that was whole and is of another form, and take no other one from before."""
+        self._host.forget_all()
+        if self._disk is not None:
+            with suppress(OSError):
+                self._disk.folder.path_of(key).unlink()
+            self._disk.folder.forget_all()
 
     def put(self, entry: Entry) -> bool:
         """Keep an entry, and queue it to be written; return False if the queue is full."""

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from batching.block_store.entry_file import Entry, write
-from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder
+from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder, part_of
 from batching.block_store.statistics import Skip, StoreStats
 from batching.block_store.write_limit import WriteLimit
 
@@ -46,7 +46,8 @@ class WriteBehind:
         self._max_queued_bytes = max_queued_bytes
         self._clock = clock
         self._queue: deque[_Waiting] = deque()
-        self._num_queued_bytes = 0
+        # Those that are being written included.
+        self._num_queued = self._num_queued_bytes = 0
         self._changed = threading.Condition()
         self._is_closing = False
         self._paused_until = 0.0
@@ -64,6 +65,7 @@ class WriteBehind:
                 stats.skipped[Skip.QUEUE_FULL] += 1
                 return False
             self._queue.append(_Waiting(model, stats, entry))
+            self._num_queued += 1
             self._num_queued_bytes += entry.num_bytes
             self._changed.notify_all()
         return True
@@ -71,7 +73,8 @@ class WriteBehind:
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that is queued was written; return whether it was, within `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._num_queued_bytes, timeout)
+            self._changed.wait_for(lambda: not self._num_queued or self._is_closing, timeout)
+            return not self._num_queued
 
     def close(self, timeout: float | None = None) -> None:
         """Write what is queued, for `timeout` seconds at most, and end the thread."""
@@ -91,6 +94,7 @@ class WriteBehind:
                 waiting = self._queue.popleft()
             self._write(waiting)
             with self._changed:
+                self._num_queued -= 1
                 self._num_queued_bytes -= waiting.entry.num_bytes
                 self._changed.notify_all()
 
@@ -110,6 +114,11 @@ class WriteBehind:
             logger.debug("%s is not written: %s", entry.key.name, reason)
             stats.skipped[Skip.NO_ROOM] += 1
             return
+        except FileNotFoundError as error:
+            # Its folder was deleted, or another server has taken it for what a killed one has left.
+            logger.debug("%s is not written: %s", entry.key.name, error)
+            stats.skipped[Skip.FAILED] += 1
+            return
         except OSError as error:
             self._pause(error)
             stats.skipped[Skip.FAILED] += 1
@@ -125,14 +134,14 @@ class WriteBehind:
         logger.warning(
             "keys and values are not written to %s for a minute: %s",
             self._folder.folder,
-            error.strerror,
+            error.strerror or error,
         )
         self._paused_until = self._clock() + _PAUSE
 
 
 def _write_file(path: Path, identity: str, entry: Entry) -> int:
     """Write a file that nothing else writes; return its size."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = part_of(path)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

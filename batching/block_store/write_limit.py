@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from batching.host.private_files import replace_private
+
 _DAY: Final = 24 * 3600.0
 # The count is on disk, for the next start; it is written after so many bytes.
 _SAVED_EVERY: Final = 1 << 28
@@ -44,7 +46,7 @@ class WriteLimit:
 
     def save(self) -> None:
         with suppress(OSError):
-            self._file.write_text(json.dumps([self._day, self._num_bytes]), encoding="utf-8")
+            replace_private(self._file, json.dumps([self._day, self._num_bytes]))
         self._num_saved = self._num_bytes
 
     def _begin_day(self) -> None:
@@ -56,5 +58,5 @@ class WriteLimit:
         try:
             day, num_bytes = json.loads(self._file.read_text(encoding="utf-8"))
             return int(day), int(num_bytes)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, OverflowError):
             return 0, 0

@@ -26,6 +26,19 @@ def check_folder(folder: Path) -> None:
     os.close(_open(folder, os.O_DIRECTORY))
 
 
+def replace_private(path: Path, text: str) -> None:
+    """Write a file that this user alone can read; what reads it sees the former text, or all of this one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with open(os.open(part, flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(path)
+
+
 def _open(path: Path | str, flags: int, folder: int | None = None) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
     status = os.fstat(descriptor)

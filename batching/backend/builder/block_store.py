@@ -68,12 +68,11 @@ def _on_disk(
         digests, files = FileDigests(folder), _files(Path(prepared.loaded.source))
         weights = slices.in_thread(partial(digests.of, files))
         most = config.kv_cache_max_write_gib_per_day
-        server = shared_store(
-            folder, int(config.kv_cache_gib * GIB), None if most is None else int(most * GIB)
-        )
+        max_written = None if most is None else int(most * GIB)
         of_model = identity(weights, prepared.note, checked, sizes.limits.block_size)
-        opened = partial(server.open, of_model, config.model_id, _host_bytes(config))
-        return slices.in_thread(opened)
+        names = of_model, config.model_id, _host_bytes(config)
+        max_bytes = int(config.kv_cache_gib * GIB)
+        return slices.in_thread(partial(shared_store, folder, max_bytes, max_written, *names))
     except OSError as error:
         logger.warning(
             "%s: keys and values are not kept in %s: %s",

@@ -10,7 +10,7 @@ import pytest
 from app.commands.parser import main
 from batching.block_store.folder import ModelFolder, StoreFolder
 from tests.support.rows import rows
-from tests.support.stored_entries import entry_of, keep
+from tests.support.stored_entries import entry_with, put_file
 
 FIRST: Final = "ab" * 16
 SECOND: Final = "ac" * 16
@@ -28,7 +28,7 @@ def model(folder: Path) -> ModelFolder:
     store = StoreFolder(folder, 1 << 30)
     store.close(store.open(SECOND))
     model = store.open(FIRST, "org/model")
-    os.utime(keep(model, entry_of([1, 2], bytes(2048))), (86_400, 86_400))
+    os.utime(put_file(model, entry_with([1, 2], bytes(2048))), (86_400, 86_400))
     return model
 
 
@@ -68,7 +68,7 @@ def test_models_are_listed(
         "model": "org/model",
         "used": "1970-01-02T00:00:00+00:00",
         "num_entries": 1,
-        "num_bytes": model.path_of(entry_of([1, 2]).key).stat().st_size,
+        "num_bytes": model.path_of(entry_with([1, 2]).key).stat().st_size,
         "is_loaded": True,
     }
     assert (second["identity"], second["used"]) == (SECOND, None)
@@ -157,7 +157,7 @@ class TestRemove:
         self, model: ModelFolder, capsys: pytest.CaptureFixture[str]
     ) -> None:
         model.close()
-        size = model.path_of(entry_of([1, 2]).key).stat().st_size
+        size = model.path_of(entry_with([1, 2]).key).stat().st_size
         assert lines(capsys, "rm", "ab", "--yes") == [
             "abababababab (org/model) is deleted",
             "2 KiB are free again",
@@ -172,7 +172,7 @@ class TestRemove:
             "abababababab (org/model) is loaded by a server, and stays",
             "0 bytes are free again",
         ]
-        assert model.path_of(entry_of([1, 2]).key).exists()
+        assert model.path_of(entry_with([1, 2]).key).exists()
 
     def test_all_that_are_not_loaded_are_deleted(
         self, model: ModelFolder, capsys: pytest.CaptureFixture[str]
@@ -180,7 +180,7 @@ class TestRemove:
         removed = document(capsys, "rm", "--all", "--yes", status=1)
         assert removed == {"deleted": [SECOND], "loaded": [FIRST], "freed": 0}
         model.close()
-        size = model.path_of(entry_of([1, 2]).key).stat().st_size
+        size = model.path_of(entry_with([1, 2]).key).stat().st_size
         removed = document(capsys, "rm", "--all", "--yes")
         assert removed == {"deleted": [FIRST], "loaded": [], "freed": size}
         assert document(capsys, "ls") == []
@@ -196,7 +196,7 @@ class TestVerify:
     def test_what_is_damaged_is_told_and_deleted_if_asked(
         self, model: ModelFolder, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        path = keep(model, entry_of([3, 4]))
+        path = put_file(model, entry_with([3, 4]))
         path.write_bytes(path.read_bytes()[:-1])
         problem = "its checksum is another one"
         summary = "2 files checked, 1 damaged"

@@ -20,7 +20,7 @@ from batching.block_store.inventory import (
 )
 from batching.block_store.model_note import ModelNote, read_note, write_note
 from tests.support.rows import rows
-from tests.support.stored_entries import entry_of, keep
+from tests.support.stored_entries import entry_with, put_file
 
 GIB: Final = 1 << 30
 NOW: Final = 1_000_000.0
@@ -45,12 +45,12 @@ def problems(folder: Path, *, delete: bool = False) -> dict[str, str]:
 class TestList:
     def test_models_are_listed_with_what_they_have(self, store: StoreFolder) -> None:
         first, second = store.open("a" * 32, "org/model"), store.open("b" * 32)
-        old, new = keep(first, entry_of([1, 2])), keep(first, entry_of([3, 4]))
+        old, new = put_file(first, entry_with([1, 2])), put_file(first, entry_with([3, 4]))
         os.utime(old, (1, 1))
         os.utime(new, (2.5, 2.5))
         size = old.stat().st_size + new.stat().st_size
         (store.folder / "a folder of others").mkdir()
-        (first.path_of(entry_of([1, 2]).key).parent / "a file of others").touch()
+        (first.path_of(entry_with([1, 2]).key).parent / "a file of others").touch()
         store.close(second)
         assert stored_caches(store.folder) == [
             ("a" * 32, "org/model", NOW, 2.5, 2, size, True),
@@ -100,12 +100,12 @@ class TestList:
 class TestDelete:
     def test_all_of_a_model_is_deleted(self, store: StoreFolder) -> None:
         model, other = store.open("a"), store.open("b")
-        path = keep(model, entry_of([1, 2]))
+        path = put_file(model, entry_with([1, 2]))
         # What a server that was killed has begun.
         begun = path.with_name(f".{path.name}.7")
         begun.write_bytes(b"123")
         size = path.stat().st_size + 3
-        kept = keep(other, entry_of([1, 2]))
+        kept = put_file(other, entry_with([1, 2]))
         for each in (model, other):
             store.close(each)
         assert delete_cache(store.folder, "a") == size
@@ -115,7 +115,7 @@ class TestDelete:
 
     def test_one_that_is_loaded_stays(self, store: StoreFolder) -> None:
         model = store.open("a")
-        path = keep(model, entry_of([1, 2]))
+        path = put_file(model, entry_with([1, 2]))
         with pytest.raises(CacheInUse):
             delete_cache(store.folder, "a")
         assert path.exists()
@@ -125,7 +125,7 @@ class TestDelete:
 
     def test_files_of_others_stay(self, store: StoreFolder, tmp_path: Path) -> None:
         model = store.open("a")
-        path = keep(model, entry_of([1, 2]))
+        path = put_file(model, entry_with([1, 2]))
         outside = tmp_path / "outside"
         outside.mkdir()
         (outside / path.name).touch()
@@ -161,7 +161,7 @@ class TestDelete:
         monkeypatch.setattr(fcntl, "flock", delete_first)
         model = store.open("a", "model")
         assert waits
-        keep(model, entry_of([1, 2]))
+        put_file(model, entry_with([1, 2]))
         (cache,) = stored_caches(store.folder)
         assert (cache.model, cache.num_entries, cache.is_loaded) == ("model", 1, True)
 
@@ -169,7 +169,7 @@ class TestDelete:
 class TestCheck:
     def test_what_was_written_is_good(self, store: StoreFolder) -> None:
         model = store.open("a")
-        paths = {keep(model, entry_of([1, 2])), keep(model, entry_of([3, 4]))}
+        paths = {put_file(model, entry_with([1, 2])), put_file(model, entry_with([3, 4]))}
         next(iter(paths)).with_name("a file of others").touch()
         checked = list(check_caches(store.folder, delete=True))
         assert {file.path for file in checked} == paths
@@ -177,7 +177,7 @@ class TestCheck:
 
     @rows("at", [0, 9, 20, 150, -20, -1])
     def test_a_flipped_bit_is_found(self, at: int, store: StoreFolder) -> None:
-        path = keep(store.open("a"), entry_of([1, 2]))
+        path = put_file(store.open("a"), entry_with([1, 2]))
         data = bytearray(path.read_bytes())
         data[at] ^= 1
         path.write_bytes(data)
@@ -189,7 +189,7 @@ class TestCheck:
 
     @pytest.mark.parametrize("place", ["zz/{name}", "{name}", "{first}/{upper}"])
     def test_a_file_in_another_place_is_found(self, place: str, store: StoreFolder) -> None:
-        path = keep(store.open("a"), entry_of([1, 2]))
+        path = put_file(store.open("a"), entry_with([1, 2]))
         first, upper = path.parent.name, f"{path.stem.upper()}.block"
         moved = store.folder / "a" / place.format(name=path.name, first=first, upper=upper)
         moved.parent.mkdir(exist_ok=True)
@@ -198,21 +198,21 @@ class TestCheck:
         assert problems(store.folder) == found
 
     def test_a_file_of_another_model_is_found(self, store: StoreFolder) -> None:
-        entry = entry_of([1, 2])
-        path, other = keep(store.open("a"), entry), store.open("b").path_of(entry.key)
+        entry = entry_with([1, 2])
+        path, other = put_file(store.open("a"), entry), store.open("b").path_of(entry.key)
         other.parent.mkdir()
         path.rename(other)
         assert problems(store.folder) == {path.name: "it belongs to another model or prefix"}
 
     def test_a_name_that_is_not_the_hash_of_the_tokens_is_found(self, store: StoreFolder) -> None:
-        model, entry = store.open("a"), entry_of([1, 2])
-        path = keep(model, type(entry)(entry.key, entry.parent, [1, 3], entry.contents))
+        model, entry = store.open("a"), entry_with([1, 2])
+        path = put_file(model, type(entry)(entry.key, entry.parent, [1, 3], entry.contents))
         assert problems(store.folder) == {path.name: "its name is not the hash of its tokens"}
 
     def test_what_cannot_be_read_is_told_and_stays(
         self, store: StoreFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = keep(store.open("a"), entry_of([1, 2]))
+        path = put_file(store.open("a"), entry_with([1, 2]))
 
         def fail(_: Path) -> None:
             raise OSError(5, "Input/output error")
@@ -225,7 +225,7 @@ class TestCheck:
     def test_what_is_deleted_meanwhile_is_left_out(
         self, store: StoreFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        keep(store.open("a"), entry_of([1, 2]))
+        put_file(store.open("a"), entry_with([1, 2]))
 
         def delete_first(path: Path) -> None:
             path.unlink()

@@ -1,0 +1,286 @@
+"""The folder of a store: bounded by size, for several servers, whose users share nothing else."""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from batching.block_store import folder as folders
+from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder, part_of
+from batching.block_store.store import shared_store
+from batching.host import private_files
+from tests.support.stored_entries import (
+    IDENTITY,
+    MUCH,
+    OTHER,
+    entry_of,
+    opened,
+    put_file,
+    size_of_file,
+)
+
+SIZE: Final = size_of_file()
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture(autouse=True)
+def ample_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 1 << 40))
+
+
+def filled(store: StoreFolder, identity: str, *seeds: int) -> tuple[ModelFolder, list[Path]]:
+    """Open a model with entries, whose seeds say when they were used."""
+    model = store.open(identity)
+    return model, [put_file(model, entry_of(seed), used=seed) for seed in seeds]
+
+
+def test_what_was_used_least_recently_makes_room(tmp_path: Path) -> None:
+    store = StoreFolder(tmp_path, 4 * SIZE + 50)
+    model, paths = filled(store, IDENTITY, 3, 1, 4, 2)
+    store.make_room(SIZE)
+    assert [path.exists() for path in paths] == [True, False, True, False]
+    # It is known at once, and not asked for any more.
+    assert [entry_of(seed).key in model for seed in (3, 1, 4, 2)] == [True, False, True, False]
+    assert model.num_bytes == sum(path.stat().st_size for path in paths if path.exists())
+    assert len(model) == 2
+    assert store.num_bytes == model.num_bytes
+
+
+def test_what_fits_deletes_nothing(tmp_path: Path) -> None:
+    store = StoreFolder(tmp_path, 5 * SIZE + 100)
+    _, paths = filled(store, IDENTITY, 1, 2, 3)
+    store.make_room(SIZE)
+    assert all(path.exists() for path in paths)
+
+
+def test_files_of_others_count_and_stay(tmp_path: Path) -> None:
+    store = StoreFolder(tmp_path, 4 * SIZE)
+    _, paths = filled(store, IDENTITY, 1, 2)
+    foreign = [tmp_path / "notes.txt", tmp_path / IDENTITY / "photo", tmp_path / "mine" / "x.block"]
+    foreign.append(paths[0].with_name(paths[0].name.upper()))
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(SIZE // 2))
+        os.utime(path, (0, 0))
+    # Another one's folder with names of the store's, but no lock.
+    foreign.append(put_file(StoreFolder(tmp_path, MUCH).open(OTHER), entry_of(5), used=0))
+    (tmp_path / OTHER / "lock").unlink()
+    with pytest.raises(NoRoom, match="leave no room"):
+        store.make_room(2 * SIZE)
+    assert [path.exists() for path in paths] == [False, False]
+    assert all(path.exists() for path in foreign)
+
+
+def test_links_lead_nowhere(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    outside, _ = filled(StoreFolder(target, MUCH), IDENTITY, 1)
+    outside.close()
+    store = StoreFolder(tmp_path / "store", SIZE)
+    (tmp_path / "store" / IDENTITY).symlink_to(target / IDENTITY)
+    with pytest.raises(NoRoom):
+        store.make_room(2 * SIZE)
+    assert opened(target).num_bytes > 0
+
+
+def test_models_that_another_server_has_loaded_are_left_alone(tmp_path: Path) -> None:
+    other = StoreFolder(tmp_path, MUCH)
+    _, (theirs,) = filled(other, OTHER, 1)
+    both, (shared,) = filled(other, IDENTITY, 2)
+    store = StoreFolder(tmp_path, 2 * SIZE + 50)
+    mine, (own,) = filled(store, IDENTITY, 3)
+    store.make_room(SIZE)
+    # What is of one's own model goes, though others have it loaded, too.
+    assert [path.exists() for path in (theirs, shared, own)] == [True, False, False]
+    assert len(mine) == 0
+    both.close()
+
+
+def test_models_that_no_server_has_loaded_make_room(tmp_path: Path) -> None:
+    other = StoreFolder(tmp_path, MUCH)
+    model, (theirs,) = filled(other, OTHER, 1)
+    left = part_of(theirs)
+    left.write_bytes(bytes(SIZE))
+    os.utime(left, (2, 2))
+    other.close(model)
+    store = StoreFolder(tmp_path, 2 * SIZE + 50)
+    _, (own,) = filled(store, IDENTITY, 3)
+    store.make_room(SIZE)
+    assert [path.exists() for path in (theirs, left, own)] == [False, False, True]
+
+
+def test_a_model_that_was_closed_is_still_there_when_it_is_opened(tmp_path: Path) -> None:
+    store = StoreFolder(tmp_path, MUCH)
+    model, paths = filled(store, IDENTITY, 1, 2)
+    store.close(model)
+    again = opened(tmp_path)
+    assert entry_of(1).key in again
+    assert again.size_of(entry_of(2).key) == paths[1].stat().st_size
+    assert again.size_of(entry_of(3).key) == 0
+    assert again.num_bytes == model.num_bytes
+
+
+def test_a_file_that_is_written_again_counts_once(tmp_path: Path) -> None:
+    model, (path,) = filled(StoreFolder(tmp_path, MUCH), IDENTITY, 1)
+    put_file(model, entry_of(1))
+    assert (len(model), model.num_bytes) == (1, path.stat().st_size)
+    model.forget(entry_of(1).key)
+    model.forget(entry_of(1).key)
+    assert (len(model), model.num_bytes) == (0, 0)
+
+
+def test_files_of_other_servers_are_counted_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "_LEAST_RECOUNT", SIZE)
+    store = StoreFolder(tmp_path, 10 * SIZE)
+    filled(store, IDENTITY, 1)
+    store.make_room(SIZE)
+    before = store.num_bytes
+    other = StoreFolder(tmp_path, 10 * SIZE)
+    filled(other, OTHER, 2, 3)
+    store.make_room(SIZE)
+    assert store.num_bytes == before
+    store.add(SIZE + 1)
+    store.make_room(SIZE)
+    assert store.num_bytes > 2 * before
+
+
+def test_what_others_have_deleted_leaves_room(tmp_path: Path) -> None:
+    store = StoreFolder(tmp_path, 3 * SIZE)
+    model, paths = filled(store, IDENTITY, 1, 2)
+    store.make_room(0)
+    paths[0].unlink()
+    store.make_room(SIZE)
+    assert paths[1].exists()
+    assert len(model) == 2
+
+
+def test_files_that_vanish_while_room_is_made_are_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoreFolder(tmp_path, 3 * SIZE)
+    _, paths = filled(store, IDENTITY, 1, 2, 3)
+    others = [paths[0], paths[1]]
+    plain = Path.unlink
+
+    def unlink(path: Path) -> None:
+        while others:
+            plain(others.pop())
+        plain(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    store.make_room(SIZE)
+    assert [path.exists() for path in paths] == [False, False, True]
+
+
+def test_what_may_not_be_looked_into_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `lost+found` is, on a disk of its own."""
+    store = StoreFolder(tmp_path, 4 * SIZE)
+    _, paths = filled(store, IDENTITY, 1, 2)
+    (tmp_path / "lost+found").mkdir()
+    plain = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    store.make_room(SIZE)
+    store.make_room(2 * SIZE + 10)
+    assert [path.exists() for path in paths] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "fits"), [(1000, 61, True), (1000, 59, False), (1 << 40, 8 << 30, False)]
+)
+def test_the_disk_is_not_filled(
+    total: int, free: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoreFolder(tmp_path, MUCH)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total, 0, free))
+    if fits:
+        store.make_room(10)
+        return
+    with pytest.raises(NoRoom, match="the disk is nearly full: "):
+        store.make_room(10)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_nobody_else_can_look_into_it(tmp_path: Path) -> None:
+    store = shared_store(tmp_path / "store", MUCH, MUCH, IDENTITY)
+    entry = entry_of(1)
+    store.put(entry)
+    store.close()
+    found = [path for path in (tmp_path / "store").rglob("*")]
+    assert {path.name for path in found if path.is_file()} == {
+        entry.key.name,
+        "lock",
+        "written.json",
+    }
+    assert mode_of(tmp_path / "store") == 0o700
+    assert {mode_of(path) for path in found if path.is_dir()} == {0o700}
+    assert {mode_of(path) for path in found if path.is_file()} == {0o600}
+
+
+def test_a_folder_that_is_a_file_is_none(tmp_path: Path) -> None:
+    (tmp_path / "store").touch()
+    with pytest.raises(FileExistsError):
+        StoreFolder(tmp_path / "store", MUCH)
+    with pytest.raises(NotADirectoryError):
+        StoreFolder(tmp_path / "store" / "within", MUCH)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_folder_that_others_can_write_to_is_not_used(mode: int, tmp_path: Path) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(PermissionError, match="another user can write to it"):
+        StoreFolder(tmp_path, MUCH)
+
+
+def test_the_folder_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_files.os, "geteuid", lambda: 12345)
+    with pytest.raises(PermissionError, match="another user can write to it"):
+        StoreFolder(tmp_path, MUCH)
+
+
+def test_a_folder_without_locks_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(37, "No locks available")
+
+    num_open = len(os.listdir("/dev/fd"))
+    monkeypatch.setattr(folders.fcntl, "flock", flock)
+    with pytest.raises(OSError, match="No locks"):
+        StoreFolder(tmp_path, MUCH).open(IDENTITY)
+    assert len(os.listdir("/dev/fd")) == num_open
+
+
+def test_what_a_killed_server_was_writing_is_deleted_by_the_next(tmp_path: Path) -> None:
+    model, (path,) = filled(StoreFolder(tmp_path, MUCH), IDENTITY, 1)
+    left, foreign = part_of(path), path.with_name(".notes.txt.123")
+    left.touch()
+    foreign.touch()
+    # Another server may be writing it.
+    opened(tmp_path).close()
+    assert left.exists()
+    model.close()
+    again = opened(tmp_path)
+    assert [each.exists() for each in (left, foreign, path)] == [False, True, True]
+    assert len(again) == 1
