@@ -5,6 +5,15 @@ MLX are the concern of `batching.backend`, which is imported only when the first
 """
 
 from batching.backend_report import BackendReport
+from batching.block_store.inventory import (
+    CacheInUse,
+    CheckedFile,
+    StoredCache,
+    check_caches,
+    delete_cache,
+    stored_bytes,
+    stored_caches,
+)
 from batching.config import EngineConfig
 from batching.constraints.gbnf import gbnf_grammar
 from batching.constraints.grammar_text import (
@@ -104,6 +113,8 @@ __all__ = [
     "AsyncEngine",
     "BackendReport",
     "Build",
+    "CacheInUse",
+    "CheckedFile",
     "Compute",
     "Constraint",
     "ContextLengthExceeded",
@@ -167,6 +178,7 @@ __all__ = [
     "SlowReader",
     "StepRecord",
     "StoreUse",
+    "StoredCache",
     "TokenLogprobs",
     "TokenOutput",
     "TokenStream",
@@ -181,9 +193,11 @@ __all__ = [
     "Vector",
     "VisionModel",
     "bundled_file",
+    "check_caches",
     "check_input",
     "check_token_ids",
     "choice_grammar",
+    "delete_cache",
     "describe",
     "estimate",
     "gbnf_grammar",
@@ -202,6 +216,8 @@ __all__ = [
     "regex_grammar",
     "report_backend",
     "served_as",
+    "stored_bytes",
+    "stored_caches",
     "this_machine",
     "vision_on_disk",
 ]

@@ -187,10 +187,12 @@ def test_only_the_backend_imports_mlx() -> None:
 
 
 def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() -> None:
-    """Masks and pixels are arrays, llguidance fills masks, and `gguf` knows how large its types are."""
+    """Masks and pixels are arrays, llguidance fills masks, `gguf` knows how large its types are, xxhash makes checksums."""
     allowed = {*sys.stdlib_module_names, "batching"}
     needed = {(name, top(target)) for name, target in edges(pure_modules())}
     assert {edge for edge in needed if edge[1] not in allowed} == {
+        ("batching.block_store.entry_file", "xxhash"),
+        ("batching.block_store.file_digests", "xxhash"),
         ("batching.constraints.protocol", "numpy"),
         ("batching.constraints.grammar", "numpy"),
         ("batching.constraints.grammar", "llguidance"),

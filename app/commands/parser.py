@@ -27,6 +27,7 @@ _OF_THE_SERVER: Final[Mapping[str, str]] = {
 }
 MODULES: Final[Mapping[str, str]] = {
     "models": "app.commands.stored_models",
+    "cache": "app.commands.kv_cache",
     "ps": "app.commands.ps",
     "chat": "app.commands.chat",
     "launch": "app.commands.launch",
@@ -36,6 +37,7 @@ MODULES: Final[Mapping[str, str]] = {
 SUMMARIES: Final[Mapping[str, str]] = {
     **_OF_THE_SERVER,
     "models": "list, show, check, pull and remove models",
+    "cache": "list, delete and check the keys and values that are kept on disk",
     "ps": "list the models that the server runs, with their memory and context",
     "chat": "talk with a model in the terminal; with a text or a pipe, answer once",
     "launch": "start a coding agent with the server as its model: claude, codex, opencode, aider",

@@ -9,12 +9,15 @@ from typing import Final
 
 from app.commands.errors import RequestFailed
 from app.commands.models import Model, failure_of, progress_of, state_of
+from app.commands.output import size_text
 from app.commands.server_address import add_server_arguments, find_server
 from app.observability.logs import print_stderr
 
 SUMMARY: Final = "list the models that the server runs, with their memory and context"
 
-_HEADINGS: Final = ("NAME", "STATE", "MEMORY", "CONTEXT", "REQUESTS", "UNTIL")
+_HEADINGS: Final = ("NAME", "STATE", "MEMORY", "STORED", "CONTEXT", "REQUESTS", "UNTIL")
+# Only where a server keeps keys and values on disk.
+_STORED: Final = _HEADINGS.index("STORED")
 _UNKNOWN: Final = "-"
 _MEBIBYTE: Final = 1 << 20
 _GIBIBYTE: Final = 1 << 30
@@ -50,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
 def table(models: Sequence[Model], now: float) -> Iterator[str]:
     """Yield a table of models, then why some have failed to load; `now` is in seconds of Unix."""
     rows = [_HEADINGS, *(_row(model, now) for model in models)]
+    if all(model.get("kv_store_bytes") is None for model in models):
+        rows = [(*row[:_STORED], *row[_STORED + 1 :]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, strict=True)
@@ -70,10 +75,12 @@ def _nothing(num_models: int) -> str:
 
 def _row(model: Model, now: float) -> tuple[str, ...]:
     context, in_flight = model.get("max_model_len"), model.get("in_flight")
+    stored = model.get("kv_store_bytes")
     return (
         model["id"],
         _state(model),
         _memory(model),
+        _UNKNOWN if stored is None else size_text(stored),
         _UNKNOWN if context is None else str(context),
         _UNKNOWN if in_flight is None else str(in_flight),
         _until(model, now),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from app.commands.confirmation import confirm
 from app.commands.errors import CommandError
 from app.commands.output import add_json, print_json, size_text, table
 
@@ -282,7 +283,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
     repository = find_repository(arguments.name)
     if not arguments.yes:
-        _confirm(
+        confirm(
             f"delete {arguments.name}, {size_text(repository.size_on_disk)}, from {repository.repo_path}?"
         )
     freed = delete(arguments.name)
@@ -291,19 +292,6 @@ def _remove(arguments: argparse.Namespace) -> int:
     else:
         print(f"{arguments.name} is deleted: {size_text(freed)} are free again")
     return 0
-
-
-def _confirm(question: str) -> None:
-    """Ask at the terminal.
-
-    Raises:
-        CommandError: the answer is not yes, or there is no one to ask.
-    """
-    if not sys.stdin.isatty():
-        raise CommandError(f"{question} --yes says so, since no terminal is here to ask at")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise CommandError("nothing is deleted")
 
 
 _ACTIONS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {

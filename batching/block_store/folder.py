@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from batching.block_store.keys import Key
+from batching.block_store.model_note import write_note
 from batching.host.private_files import check_folder
 
 logger = logging.getLogger(__name__)
 
-_LOCK: Final = "lock"
+LOCK: Final = "lock"
 # How much of the limit is left after room was made, so that it is not looked for with each file.
 _FILLED: Final = 0.95
 # Files of other servers are counted again after so many bytes of one's own.
@@ -30,7 +31,9 @@ class NoRoom(Exception):
     """A file may not be written; the text says why."""
 
 
-class _File(NamedTuple):
+class StoredFile(NamedTuple):
+    """A file in a store; `used` is in nanoseconds of Unix."""
+
     used: int
     size: int
     path: Path
@@ -65,9 +68,9 @@ class StoreFolder:
         """The size of all files, as far as it is known."""
         return self._num_bytes or 0
 
-    def open(self, identity: str) -> "ModelFolder":
-        """Return the folder of a model, which is in use until it is closed."""
-        model = self._models[identity] = ModelFolder(self.folder / identity)
+    def open(self, identity: str, model_id: str = "") -> "ModelFolder":
+        """Return the folder of a model, which is in use until it is closed; its id is for those who list it."""
+        model = self._models[identity] = ModelFolder(self.folder / identity, model_id)
         return model
 
     def close(self, model: "ModelFolder") -> None:
@@ -105,7 +108,7 @@ class StoreFolder:
         return self._num_bytes
 
     def _count(self) -> int:
-        self._num_bytes = sum(file.size for file in _files(self.folder))
+        self._num_bytes = sum(file.size for file in files_in(self.folder))
         self._num_written = 0
         return self._num_bytes
 
@@ -124,10 +127,10 @@ class StoreFolder:
         self._num_bytes = self.num_bytes - num_deleted
         return num_deleted
 
-    def _deletable(self) -> Iterator[_File]:
-        for folder in _folders(self.folder):
-            if folder.name in self._models or _is_unused(folder):
-                yield from _entries(folder)
+    def _deletable(self) -> Iterator[StoredFile]:
+        for folder in model_folders(self.folder):
+            if folder.name in self._models or is_unused(folder):
+                yield from entries_in(folder)
 
 
 class ModelFolder:
@@ -138,15 +141,14 @@ class ModelFolder:
     num_bytes: the size of the files.
     """
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, exist_ok=True)
+    def __init__(self, folder: Path, model_id: str = "") -> None:
         self.identity: Final = folder.name
         self._folder = folder
         self._changes = threading.Lock()
         self._sizes: dict[Key, int] = {}
         self.num_bytes = 0
-        self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._lock = _share_lock(folder)
+        write_note(folder, model_id)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._sizes
@@ -163,7 +165,7 @@ class ModelFolder:
 
     def load(self) -> None:
         """Find the files that are there."""
-        for file in _entries(self._folder):
+        for file in entries_in(self._folder):
             if (key := Key.of_name(file.path.name)) is not None:
                 self.add(key, file.size)
 
@@ -180,38 +182,59 @@ class ModelFolder:
         os.close(self._lock)
 
 
-def _is_unused(folder: Path) -> bool:
-    """Return whether no server has this model loaded."""
+def _share_lock(folder: Path) -> int:
+    """Make the folder of a model and return its lock, which is shared with other servers."""
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if os.fstat(lock).st_nlink:
+            return lock
+        # Who held it has deleted the folder.
+        os.close(lock)
+
+
+def lock_unused(folder: Path) -> int | None:
+    """Return the lock of a model that no server has loaded; none does until it is closed.  None if one has."""
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
-    finally:
         os.close(lock)
-    return True
+        return None
+    return lock
 
 
-def _entries(folder: Path) -> Iterator[_File]:
+def is_unused(folder: Path) -> bool:
+    """Return whether no server has this model loaded."""
+    lock = lock_unused(folder)
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
+
+def entries_in(folder: Path) -> Iterator[StoredFile]:
     """Yield the files of a model that are the store's."""
-    return (file for file in _files(folder) if Key.of_name(file.path.name) is not None)
+    return (file for file in files_in(folder) if Key.of_name(file.path.name) is not None)
 
 
-def _files(folder: Path) -> Iterator[_File]:
+def files_in(folder: Path) -> Iterator[StoredFile]:
     """Yield all files in a folder; what is deleted meanwhile is left out."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
         for each in found:
             if each.is_dir(follow_symlinks=False):
-                yield from _files(Path(each.path))
+                yield from files_in(Path(each.path))
                 continue
             with suppress(FileNotFoundError):
                 stat = each.stat(follow_symlinks=False)
-                yield _File(stat.st_mtime_ns, stat.st_size, Path(each.path))
+                yield StoredFile(stat.st_mtime_ns, stat.st_size, Path(each.path))
 
 
-def _folders(folder: Path) -> Iterator[Path]:
+def model_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders of a store's models; others have no lock."""
     with suppress(FileNotFoundError), os.scandir(folder) as found:
-        yield from [Path(each.path) for each in found if each.is_dir(follow_symlinks=False)]
+        folders = [Path(each.path) for each in found if each.is_dir(follow_symlinks=False)]
+        yield from (path for path in sorted(folders) if (path / LOCK).is_file())

@@ -59,14 +59,14 @@ class ServerStore:
     def written_today(self) -> int:
         return self._limit.num_bytes
 
-    def open(self, identity: str) -> "BlockStore":
-        """Return the store of the model with this identity.
+    def open(self, identity: str, model_id: str = "") -> "BlockStore":
+        """Return the store of the model with this identity; its id is for those who list the folder.
 
         Raises:
             OSError: the model's folder cannot be made.
         """
         with _lock:
-            folder = self._folder.open(identity)
+            folder = self._folder.open(identity, model_id)
             self._num_open += 1
         # There may be many files.
         folder.load()

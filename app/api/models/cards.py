@@ -27,6 +27,7 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
     engine = service.manager.loaded(model_id)
     info = None if engine is None else engine.model
     vision = vision_on_disk(status.model.config) if info is None else info.vision
+    store = None if engine is None else engine.latest_stats.store
     use, expires = status.use, status.expires_in
     return ModelCard(
         id=model_id,
@@ -44,6 +45,7 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
         memory=None
         if use is None
         else Memory(weights=use.weights, kv_cache=use.kv_cache, states=use.states),
+        kv_store_bytes=None if store is None else store.num_bytes,
         in_flight=status.num_requests + status.num_waiting,
         pinned=status.model.is_pinned,
         expires_at=None if expires is None else int(time() + expires),

@@ -57,6 +57,7 @@ class ModelCard(BaseModel):
     architecture: of a model that is not loaded, what its files say, if they are on this machine.
     max_images: of one request; null if it takes none.
     capabilities: `completion`, `tools`, `thinking`, `vision`, `embedding`, `rerank`, as Ollama names them.
+    kv_store_bytes: what is kept of it in the folder of the KV cache; null without one.
     in_flight: requests that use the model or wait for it.
     expires_at: when it is unloaded if no request comes, in seconds since the epoch; null is never.
     """
@@ -78,6 +79,7 @@ class ModelCard(BaseModel):
     max_images: int | None
     batching: Batching | None
     memory: Memory | None
+    kv_store_bytes: int | None
     in_flight: int
     pinned: bool
     expires_at: int | None

@@ -26,6 +26,7 @@ from batching import (
     describe,
     estimate,
     report_backend,
+    stored_bytes,
     this_machine,
 )
 
@@ -50,6 +51,7 @@ def all_checks(*, has_self_test: bool) -> Iterator[Finding]:
     yield from check_backend(config)
     yield check_folder("hub cache", Path(constants.HF_HUB_CACHE), room=_ROOM_FOR_A_MODEL)
     yield from check_data(settings)
+    yield from check_kv_cache(settings)
     yield check_port(settings)
     yield check_model(settings, config)
     if has_self_test:
@@ -111,6 +113,25 @@ def check_data(settings: Settings) -> Iterator[Finding]:
     except RuntimeError as error:
         # Path raises it where no home directory is known.
         yield note("data folder", f"{error}: what is stored ends with the server")
+
+
+def check_kv_cache(settings: Settings) -> Iterator[Finding]:
+    """Check the folder of keys and values, if one is set."""
+    name, folder = "kv cache", settings.kv_cache_dir
+    if folder is None:
+        return
+    found = check_folder(name, folder)
+    if not found.is_good or not folder.exists():
+        yield found
+        return
+    try:
+        size = stored_bytes(folder)
+    except OSError as error:
+        yield bad(name, f"{folder} is not used: {error.strerror}")
+        return
+    text = f"{found.text}, has {size_text(size)} of {size_text(settings.kv_cache_gib * GIB)}"
+    free, missing = shutil.disk_usage(folder).free, settings.kv_cache_gib * GIB - size
+    yield note(name, f"{text}: the disk is too small") if free < missing else ok(name, text)
 
 
 def check_port(settings: Settings) -> Finding:

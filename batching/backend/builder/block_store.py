@@ -53,7 +53,7 @@ def open_store(
             folder, int(config.kv_cache_gib * GIB), None if most is None else int(most * GIB)
         )
         of_model = identity(weights, prepared.note, checked, sizes.limits.block_size)
-        return slices.in_thread(partial(server.open, of_model))
+        return slices.in_thread(partial(server.open, of_model, config.model_id))
     except OSError as error:
         logger.warning(
             "%s: keys and values are not kept in %s: %s",

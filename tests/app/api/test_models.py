@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app import __version__
+from batching import StoreUse
 from batching.model_files import vision
 from tests.support.local_models import write_folder
 from tests.support.speaker import MODEL_ID, served
@@ -44,6 +45,7 @@ async def test_the_models_are_listed() -> None:
         "max_images": None,
         "batching": None,
         "memory": None,
+        "kv_store_bytes": None,
         "in_flight": 0,
         "pinned": False,
         "expires_at": None,
@@ -55,6 +57,18 @@ async def test_the_length_of_a_loaded_model_is_listed() -> None:
         await server.chat()
         (card,) = (await server.client.get("/v1/models")).json()["data"]
     assert card["max_model_len"] == 2048
+
+
+async def test_what_is_kept_of_a_model_on_disk_is_listed() -> None:
+    async with served() as server:
+        await server.chat()
+        engine = server.service.manager.loaded(MODEL_ID)
+        assert engine is not None
+        (card,) = (await server.client.get("/v1/models")).json()["data"]
+        assert card["kv_store_bytes"] is None
+        engine._router.latest_stats = engine.latest_stats._replace(store=StoreUse(num_bytes=7))
+        (card,) = (await server.client.get("/v1/models")).json()["data"]
+    assert card["kv_store_bytes"] == 7
 
 
 async def test_a_model_that_is_not_loaded_takes_what_its_files_say(

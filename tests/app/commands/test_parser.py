@@ -112,6 +112,7 @@ def test_the_summaries_are_those_of_the_modules() -> None:
         (["--help"], set()),
         (["serve", "--help"], {"pydantic"}),
         (["models", "--help"], set()),
+        (["cache", "--help"], set()),
         (["doctor", "--help"], set()),
         # They read settings.
         *(([word, "--help"], {"pydantic"}) for word in ("ps", "chat", "launch")),

@@ -58,6 +58,17 @@ def test_models_in_memory_are_listed(
     ]
 
 
+def test_where_a_server_keeps_keys_and_values_their_size_is_listed(
+    server: TalkingServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [{**LOADED, "kv_store_bytes": 3 << 20}, LOADING]
+    assert shown(server, capsys, models) == [
+        "NAME   STATE         MEMORY   STORED  CONTEXT  REQUESTS  UNTIL",
+        "qwen   loaded        2.5 GiB  3 MiB   40960    3         in 4 min",
+        "gemma  loading 42 %  -        -       -        -         -",
+    ]
+
+
 def test_all_models_are_listed_if_asked_for(
     server: TalkingServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

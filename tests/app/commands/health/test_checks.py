@@ -206,6 +206,45 @@ def test_a_port_in_use_is_bad(
     )
 
 
+class TestKVCache:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("MLX_SERVER_KV_CACHE_DIR", str(tmp_path / "kv"))
+        return tmp_path / "kv"
+
+    def test_its_size_is_told(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("MLX_SERVER_KV_CACHE_GIB", "20")
+        assert doctor(capsys)["kv cache"] == finding.ok("kv cache", f"{folder}, 20.0 GiB free")
+        folder.mkdir(mode=0o700)
+        text = f"{folder}, 20.0 GiB free, has 0 bytes of 20.0 GiB"
+        assert doctor(capsys)["kv cache"] == finding.ok("kv cache", text)
+        (folder / "file").write_bytes(bytes(5 << 20))
+        text = f"{folder}, 20.0 GiB free, has 5 MiB of 20.0 GiB"
+        assert doctor(capsys)["kv cache"] == finding.ok("kv cache", text)
+
+    def test_a_disk_that_is_too_small_is_noted(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder.mkdir(mode=0o700)
+        found = doctor(capsys)["kv cache"]
+        assert found.verdict == "note"
+        assert found.text.endswith("20.0 GiB free, has 0 bytes of 32.0 GiB: the disk is too small")
+
+    def test_one_that_cannot_be_used_is_bad(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder.mkdir()
+        folder.chmod(0o777)
+        text = doctor(capsys, status=1)["kv cache"].text
+        assert text == f"{folder} is not used: another user can write to it"
+        folder.rmdir()
+        folder.touch()
+        text = doctor(capsys, status=1)["kv cache"].text
+        assert text.startswith(f"{folder} cannot be written")
+
+
 class TestModel:
     def test_one_of_the_hub_is_downloaded_later(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
