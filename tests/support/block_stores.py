@@ -70,4 +70,5 @@ class FakeStore:
     def put(self, entry: Entry) -> bool:
         self.entries[entry.key] = entry
         self.stats.num_written += 1
+        self.stats.bytes_written += entry.num_bytes
         return True

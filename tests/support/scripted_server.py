@@ -4,7 +4,8 @@ The tokenizer and the chat template are the bundled model's, and everything abov
 The model reads its prompt as text: the last `[[say TEXT]]` or `[[call NAME key=value; key=value]]` in it
 decides what it writes, and once the result of a call has followed, it repeats the result's beginning.  After
 `[[count]]` it counts, slowly, until the client leaves; `[[slow TEXT]]` is said after more than a minute.  The
-command line is that of `python -m app`; the context is `MLX_SERVER_MAX_MODEL_LEN`, 65,536 without it.
+command line is that of `python -m app`; the context is `MLX_SERVER_MAX_MODEL_LEN`, 65,536 without it.  With
+`MLX_SERVER_KV_CACHE_DIR` each block is kept, in memory, as a MiB.
 
 All models of `MLX_SERVER_MODELS` are that one, and are loaded at once unless they name a file, as in
 `slow=/tmp/slow`: their load is as far as the number in that file says, is done at 1, and fails with any other text.
@@ -37,6 +38,7 @@ from batching import (
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
 from batching.batch_inference import BatchInferenceEngine
+from batching.block_store.entry_file import Entry
 from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
@@ -47,6 +49,7 @@ from batching.model_info import TEXT_ONLY
 from batching.scheduler import UNLIMITED, ContinuousBatchingScheduler, StoreLimits
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
+from tests.support.block_stores import FakeStore
 
 _CONTEXT: Final = 65_536
 _BLOCK_SIZE: Final = 32
@@ -57,6 +60,7 @@ _COUNTED: Final = " ".join(map(str, range(2000)))
 _STEP_TIME: Final = 0.02  # seconds, while it counts or all prompts are slow
 _PREFILL_TIME: Final = 65.0  # seconds, from a request's arrival until it says something slowly
 _MEMORY: Final = MemoryUse(weights=3 << 30, kv_cache=3 << 29)
+_BLOCK: Final = bytes(1 << 20)
 _POLL_INTERVAL: Final = 0.02  # seconds, while a load waits for its file
 # A prompt without a directive: clients ask for titles and summaries by themselves.
 _SILENCE: Final = "Understood."
@@ -83,8 +87,8 @@ def answer(prompt: str) -> str:
 class SlowScheduler(ContinuousBatchingScheduler):
     """Keeps a prompt with `[[slow` prefilling for a while, beside others; steps stay short."""
 
-    def __init__(self, config: SchedulerConfig, tokenizer: Any) -> None:
-        super().__init__(config)
+    def __init__(self, config: SchedulerConfig, tokenizer: Any, store: FakeStore | None) -> None:
+        super().__init__(config, store)
         self._tokenizer = tokenizer
         self._due: dict[int, float] = {}
 
@@ -109,7 +113,8 @@ class ScriptedRunner:
 
     vision: VisionModel | NoVision = TEXT_ONLY
 
-    def __init__(self, tokenizer: Any, eos_token_id: int) -> None:
+    def __init__(self, tokenizer: Any, eos_token_id: int, store: FakeStore | None = None) -> None:
+        self._store = store
         self._tokenizer = tokenizer
         self._eos_token_id = eos_token_id
         self._answers: dict[int, list[int]] = {}
@@ -122,6 +127,9 @@ class ScriptedRunner:
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         states = self._sequences.begin(plan)
+        for order in plan.saves:
+            assert self._store is not None
+            self._store.put(Entry(order.key, order.parent, order.token_ids, [_BLOCK]))
         if not plan.slices:
             Event().wait(_STEP_TIME)
         if any(s.sequence_id in self._counting for s in plan.slices):
@@ -176,8 +184,9 @@ def build(
     tokenizer = runner.tokenizer()
     context = config.max_model_len or _CONTEXT
     limits: SchedulerConfig = config.scheduler_config(2 * context // _BLOCK_SIZE, context)
+    store = None if config.kv_cache_dir is None else FakeStore()
     engine = BatchInferenceEngine(
-        SlowScheduler(limits, tokenizer), runner(tokenizer, tokenizer.eos_token_id)
+        SlowScheduler(limits, tokenizer, store), runner(tokenizer, tokenizer.eos_token_id, store)
     )
     model = ModelInfo(
         config.model_id,

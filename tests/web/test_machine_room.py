@@ -1,6 +1,7 @@
 """The machine room: what the engine does is what the page shows."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import expect  # type: ignore[import-not-found]
@@ -70,6 +71,21 @@ def test_a_preempted_request_is_seen_to_wait_again(chromium: Any) -> None:
         expect(preempted).to_contain_text("preempted 1")
         expect(visit.page.locator("#queue li")).to_contain_text("preempted 1")
         expect(visit.page.locator(".tile", has_text="Running")).to_contain_text("1 preempted")
+
+
+def test_what_is_kept_on_disk_is_shown(chromium: Any, tmp_path: Path) -> None:
+    with scripted_server() as server, new_visit(chromium, server.url) as visit:
+        visit.open("#room")
+        expect(visit.page.locator("#blocks-size")).to_contain_text("tokens")
+        expect(visit.page.locator(".tile", has_text="KV cache on disk")).to_be_hidden()
+    with scripted_server(kv_cache_dir=tmp_path) as server, new_visit(chromium, server.url) as visit:
+        visit.open("#room")
+        tile = visit.page.locator(".tile", has_text="KV cache on disk")
+        expect(tile.locator(".value")).to_have_text("0 GiB")
+        visit.page.evaluate(SEND_ONE, "[[say Hi]] " + "a word " * 100)
+        expect(tile.locator(".value")).not_to_have_text("0 GiB")
+        written = tile.locator(".value").inner_text()
+        expect(tile).to_contain_text(f"0 tokens hit · 0 GiB read · {written} written")
 
 
 def test_nothing_is_watched_from_the_chat(visit: Visit) -> None:

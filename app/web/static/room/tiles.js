@@ -1,6 +1,7 @@
 // Figures of this moment, each with its last half minute where that says something.
 
 import { h, setText } from "../dom.js";
+import { gib } from "../models.js";
 import { SPAN } from "./history.js";
 import { color, fitted } from "./paint.js";
 
@@ -13,6 +14,7 @@ const TILES = [
   { name: "hits", title: "Prefix cache hits", unit: "%", detail: true },
   { name: "running", title: "Running", unit: "", detail: true },
   { name: "pool", title: "KV blocks in use", unit: "%", detail: true },
+  { name: "store", title: "KV cache on disk", unit: "", detail: true },
 ];
 
 export class Tiles {
@@ -26,8 +28,9 @@ export class Tiles {
         below: line ? h("canvas", { "aria-hidden": "true" }) : detail ? h("span", { class: "detail" }) : null,
         line,
       };
+      tile.element = h("div", { class: "tile" }, h("dt", { text: title }), h("dd", {}, tile.value, " ", tile.unit, tile.below));
       this.#tiles.set(name, tile);
-      element.append(h("div", { class: "tile" }, h("dt", { text: title }), h("dd", {}, tile.value, " ", tile.unit, tile.below)));
+      element.append(tile.element);
     }
   }
 
@@ -45,7 +48,17 @@ export class Tiles {
       `${stats.num_waiting} waiting · ${stats.num_preemptions} preempted`);
     const numUsed = stats.num_blocks - stats.num_free_blocks;
     this.#set("pool", ((100 * numUsed) / stats.num_blocks).toFixed(0), `${numUsed} of ${stats.num_blocks}`);
+    this.#showStore(stats.store);
     for (const tile of this.#tiles.values()) if (tile.line) drawLine(tile.below, history.rates, tile.line, time);
+  }
+
+  /** What outlives the server; null where nothing does. */
+  #showStore(store) {
+    this.#tiles.get("store").element.hidden = !store;
+    if (!store) return;
+    this.#set("store", gib(store.num_bytes),
+      `${store.num_restored_tokens} tokens hit · ${gib(store.bytes_read)} read · ${gib(store.bytes_written)} written` +
+      (store.num_unsaved ? ` · ${store.num_unsaved} waiting` : ""));
   }
 
   #set(name, value, detail) {
