@@ -157,7 +157,8 @@ class ModelFolder:
         self._sizes: dict[Key, int] = {}
         self.num_bytes = 0
         self._lock, self._is_alone = _share_lock(folder)
-        write_note(folder, model_id)
+        if model_id:
+            write_note(folder, model_id)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._sizes
