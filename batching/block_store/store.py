@@ -1,6 +1,7 @@
 """The store of a server, which is a folder and a thread that writes, and those of its models."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -146,6 +147,12 @@ class BlockStore:
     def drop(self, keys: Sequence[Key]) -> None:
         """Forget what was asked for."""
         self._reader.drop(keys)
+
+    def distrust(self, key: Key) -> None:
+        """Delete an entry that was whole and is of another form, and take no other one from before."""
+        with suppress(OSError):
+            self._folder.path_of(key).unlink()
+        self._folder.forget_all()
 
     def put(self, entry: Entry) -> bool:
         """Queue an entry to be written; return False if the queue is full."""

@@ -21,6 +21,7 @@ from batching.block_store.entry_file import read
 from batching.block_store.keys import Key, Kind
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
+from batching.errors import ModelLoadError
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestFailure, RequestOutput
@@ -148,7 +149,11 @@ def test_a_prefix_is_read_in_the_next_life(
 @pytest.mark.parametrize("name", weekly(RECURRENT, 0))
 def test_states_of_all_types_are_read_or_computed(name: str, begin: Lives, tmp_path: Path) -> None:
     write_tiny(name, tmp_path / "model")
-    first = begin()
+    try:
+        first = begin()
+    except ModelLoadError as error:
+        # Of some types transformers does not take the tiny config.
+        pytest.skip(str(error))
     first.run(asked(0))
     first.end()
     again = begin()
@@ -162,7 +167,10 @@ def of_both_lives() -> tuple[list[BatchRequest], list[BatchRequest]]:
     of_choices = asked(10, PROMPT[:30], max_tokens=20)
     first = [asked(0, max_tokens=20), asked(1, drafted), of_choices, of_choices.fork(11)]
     later = asked(20, [*PROMPT, *range(20, 40)], max_tokens=24)
-    second = [later, later.fork(21), asked(22, [*drafted, 9, 8, 7], max_tokens=12), asked(23)]
+    # Drafts are made of what has come before.
+    repeated = SamplingParams(temperature=0, logprobs=0, logit_bias=((9, 50.0), (8, 50.0)))
+    of_drafts = asked(22, [*drafted, 9, 8, 7], max_tokens=24, sampling=repeated)
+    second = [later, later.fork(21), of_drafts, asked(23)]
     second += [asked(24, [*PROMPT[:24], *range(30)], max_tokens=20), asked(25, [3, *PROMPT])]
     return first, second
 
@@ -476,5 +484,5 @@ def test_a_block_of_another_form_fails_one_request_at_most(begin: Lives, tmp_pat
     again = begin()
     again.run(asked(1))
     again.run(asked(0))
-    assert again.num_failed <= 1
+    assert again.num_failed == 1
     again.end().check_like(first, [0])

@@ -48,6 +48,22 @@ def test_what_one_life_writes_the_next_one_reads(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_store_with_an_entry_of_another_form_gives_nothing_from_before(tmp_path: Path) -> None:
+    store, entries = opened(tmp_path), [entry_of(i) for i in range(3)]
+    for each in entries[:2]:
+        store.put(each)
+    store.close()
+    again = opened(tmp_path)
+    again.distrust(entries[0].key)
+    again.distrust(entries[0].key)
+    assert (again.num_entries, again.num_bytes) == (0, 0)
+    assert len([*tmp_path.rglob("*.block")]) == 1
+    again.put(entries[2])
+    assert again._writer.flush(60)
+    assert again.has(entries[2].key)
+    again.close()
+
+
 def test_models_of_a_process_share_one_writer(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path / "." / "", OTHER)
     assert threads() == ["kv-store-reader", "kv-store-reader", "kv-store-writer"]
