@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from batching.block_manager import BlockHash
 from batching.block_store import entry_file

@@ -23,7 +23,7 @@ def threads() -> list[str]:
 def test_what_one_life_writes_the_next_one_reads(tmp_path: Path) -> None:
     store, entries = opened(tmp_path / "store"), [entry_of(i) for i in range(3)]
     assert not store.has(entries[0].key)
-    assert all([store.put(each) for each in entries])
+    assert [store.put(each) for each in entries] == [True] * 3
     store.close()
     assert threads() == []
     again = opened(tmp_path / "store")

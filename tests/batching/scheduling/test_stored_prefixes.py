@@ -54,10 +54,10 @@ def asked(request_id: int, prompt: Sequence[int] = LONG, max_tokens: int = 2) ->
     return make_request(request_id, prompt, max_tokens=max_tokens)
 
 
-def stored(prompt: Sequence[int] = LONG, **changes: Any) -> FakeStore:
+def stored(**changes: Any) -> FakeStore:
     """Return a store with what a request leaves there."""
     store = FakeStore()
-    Life(store, **changes).serve(asked(0, prompt))
+    Life(store, **changes).serve(asked(0))
     return store
 
 
@@ -95,8 +95,8 @@ def test_a_prefix_is_read_in_the_next_life() -> None:
     assert again.num_cached_tokens == 8
 
 
-WINDOWS: Final = {"window": 8, "num_window_blocks": 34}
-STATES: Final = {"num_checkpoints": 8}
+WINDOWS: Final[dict[str, Any]] = {"window": 8, "num_window_blocks": 34}
+STATES: Final[dict[str, Any]] = {"num_checkpoints": 8}
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWS, STATES, WINDOWS | STATES])
@@ -232,6 +232,21 @@ def test_what_waits_too_long_to_be_stored_is_skipped(monkeypatch: pytest.MonkeyP
     assert store.stats.skipped == {Skip.EVICTED: 2}
 
 
+def test_storing_has_a_share_of_the_time_beside_other_work() -> None:
+    store = FakeStore()
+    life = Life(store)
+    store.stats.saving.add(1, 0.001)
+    life.scheduler.add(asked(0, LONG, max_tokens=99))
+    nums: list[int] = []
+    for now in (0, 0.01, 0.09, 0.11, 0.12, 0.31, 60, 120):
+        plan = life.scheduler.schedule(now=now)
+        nums.append(len(plan.saves))
+        life.scheduler.update(plan, life.runner.run(plan))
+    # A fiftieth, from two milliseconds on, of which each takes one; 20 of them at most.
+    assert nums == [0, 0, 0, 2, 0, 4, 0, 0]
+    assert store.stats.num_written == 6
+
+
 def test_what_is_evicted_before_it_is_stored_is_skipped() -> None:
     store = FakeStore()
     life = Life(store, num_blocks=7)
@@ -243,7 +258,7 @@ def test_what_is_evicted_before_it_is_stored_is_skipped() -> None:
 def test_prompts_are_stored_first() -> None:
     store = FakeStore()
     Life(store).serve(asked(0, PROMPT, max_tokens=11), asked(1, [*range(30, 50)]))
-    prompts = {key for key in list(store.entries)[:7]}
+    prompts = [*store.entries][:7]
     tokens = [tuple(store.entries[key].token_ids) for key in prompts]
     assert all(set(each) <= {*PROMPT} | {*range(30, 50)} for each in tokens)
     assert len(store.entries) > 7
@@ -255,9 +270,10 @@ def test_an_output_that_becomes_a_prompt_is_stored_once() -> None:
     life.scheduler.add(first)
     while life.scheduler.has_work:
         life.step(StoreLimits(may_save=False))
-    num_unsaved = life.scheduler.stats().store.num_unsaved
+    use = life.scheduler.stats().store
+    assert use is not None
     life.serve(asked(1, [*PROMPT, *first.output_token_ids[:7], 5]))
-    assert store.stats.num_written == len(store.entries) == num_unsaved
+    assert store.stats.num_written == len(store.entries) == use.num_unsaved
 
 
 def test_a_step_that_fails_forgets_what_was_to_be_stored() -> None:
@@ -282,7 +298,8 @@ def test_a_step_that_fails_forgets_what_was_to_be_stored() -> None:
     while engine.has_work:
         engine.step()
     assert right(request)
-    assert store._claimed == store._asked == {}
+    assert not store._claimed
+    assert not store._asked
 
 
 def test_without_a_prefix_cache_nothing_is_stored() -> None:
