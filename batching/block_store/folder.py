@@ -134,11 +134,12 @@ class StoreFolder:
 
     def _deletable(self) -> Iterator[StoredFile]:
         for folder in model_folders(self.folder):
-            if folder.name in self._models:
-                yield from entries_in(folder)
-            elif is_unused(folder):
-                yield from entries_in(folder)
-                yield from _parts(folder)
+            is_own = folder.name in self._models
+            if is_own or is_unused(folder):
+                for file in files_in(folder):
+                    name = file.path.name
+                    if Key.of_name(name) is not None or (not is_own and _is_part(name)):
+                        yield file
 
 
 class ModelFolder:
@@ -175,13 +176,12 @@ class ModelFolder:
 
     def load(self) -> None:
         """Find the files that are there."""
-        for file in entries_in(self._folder):
+        for file in files_in(self._folder):
             if (key := Key.of_name(file.path.name)) is not None:
                 self.add(key, file.size)
-        if self._is_alone:
-            for part in _parts(self._folder):
+            elif self._is_alone and _is_part(file.path.name):
                 with suppress(OSError):
-                    part.path.unlink()
+                    file.path.unlink()
 
     def add(self, key: Key, num_bytes: int) -> None:
         with self._changes:
@@ -191,6 +191,11 @@ class ModelFolder:
     def forget(self, key: Key) -> None:
         with self._changes:
             self.num_bytes -= self._sizes.pop(key, 0)
+
+    def forget_all(self) -> None:
+        with self._changes:
+            self._sizes.clear()
+            self.num_bytes = 0
 
     def close(self) -> None:
         os.close(self._lock)
@@ -246,19 +251,14 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}")
 
 
-def _parts(folder: Path) -> Iterator[StoredFile]:
-    """Yield the files of a model that are being written, or were."""
-    names = ((file, file.path.name) for file in files_in(folder))
-    return (file for file, name in names if name[:1] == "." and _is_entry(Path(name[1:]).stem))
+def _is_part(name: str) -> bool:
+    """Return whether a file is being written, or was."""
+    return name[:1] == "." and Key.of_name(Path(name[1:]).stem) is not None
 
 
 def entries_in(folder: Path) -> Iterator[StoredFile]:
     """Yield the files of a model that are the store's."""
-    return (file for file in files_in(folder) if _is_entry(file.path.name))
-
-
-def _is_entry(name: str) -> bool:
-    return Key.of_name(name) is not None
+    return (file for file in files_in(folder) if Key.of_name(file.path.name) is not None)
 
 
 def files_in(folder: Path) -> Iterator[StoredFile]:

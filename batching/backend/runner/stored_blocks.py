@@ -6,6 +6,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from batching.backend.paged.block_bytes import WrongBlock
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.block_store.entry_file import Buffer, Entry
 from batching.block_store.keys import Kind
@@ -49,7 +50,12 @@ class StoredBlocks:
         mx.synchronize()
         for order in orders:
             entry = self._store.take(order.key)
-            self._import(order, entry.contents)
+            try:
+                self._import(order, entry.contents)
+            except WrongBlock:
+                # Else all later requests with this prefix would fail, too.
+                self._store.distrust(order.key)
+                raise
             num_bytes += entry.num_bytes
         mx.eval(self._cache.arrays)
         self._store.stats.restoring.add(num_bytes, self._clock() - began)

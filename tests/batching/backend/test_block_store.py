@@ -15,22 +15,24 @@ import pytest
 from batching.backend.builder import block_store
 from batching.backend.builder.engine import build_engine
 from batching.backend.devices import Gpu
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.vision.tower import Tower
 from batching.block_store.entry_file import read
 from batching.block_store.keys import Key, Kind
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
+from batching.errors import ModelLoadError
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.steps.stats import SchedulerStats
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import edit_config, write_model, write_tiny
-from tests.support.platforms import platform_of
+from tests.support.platforms import check_model, platform_of
 from tests.support.requests import make_request
 from tests.support.stored_entries import write_file
-from tests.support.tiny_models import DEVICE_KINDS
+from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE, tiny_model
 from tests.support.vision_models import FAMILIES, Prompt, make_vision_model
 from tests.support.weekly import weekly, weekly_pairs
 from tests.support.zoo.recurrent import RECURRENT
@@ -148,7 +150,11 @@ def test_a_prefix_is_read_in_the_next_life(
 @pytest.mark.parametrize("name", weekly(RECURRENT, 0))
 def test_states_of_all_types_are_read_or_computed(name: str, begin: Lives, tmp_path: Path) -> None:
     write_tiny(name, tmp_path / "model")
-    first = begin()
+    try:
+        first = begin()
+    except ModelLoadError as error:
+        # Of some types transformers does not take the tiny config.
+        pytest.skip(str(error))
     first.run(asked(0))
     first.end()
     again = begin()
@@ -162,7 +168,10 @@ def of_both_lives() -> tuple[list[BatchRequest], list[BatchRequest]]:
     of_choices = asked(10, PROMPT[:30], max_tokens=20)
     first = [asked(0, max_tokens=20), asked(1, drafted), of_choices, of_choices.fork(11)]
     later = asked(20, [*PROMPT, *range(20, 40)], max_tokens=24)
-    second = [later, later.fork(21), asked(22, [*drafted, 9, 8, 7], max_tokens=12), asked(23)]
+    # Drafts are made of what has come before.
+    repeated = SamplingParams(temperature=0, logprobs=0, logit_bias=((9, 50.0), (8, 50.0)))
+    of_drafts = asked(22, [*drafted, 9, 8, 7], max_tokens=24, sampling=repeated)
+    second = [later, later.fork(21), of_drafts, asked(23)]
     second += [asked(24, [*PROMPT[:24], *range(30)], max_tokens=20), asked(25, [3, *PROMPT])]
     return first, second
 
@@ -384,19 +393,27 @@ def test_the_identity_is_that_of_the_contents(
     found["block size"] = identity_of(tmp_path, block_size=4)
     found["dtype"] = identity_of(tmp_path, dtype="bfloat16")
     found["type of keys"] = identity_of(tmp_path, kv_cache_dtype="bfloat16")
+    config = (model / "config.json").read_text()
     edit_config(model, rope_theta=20000.0)
     found["rotation"] = identity_of(tmp_path)
-    edit_config(model, rope_theta=None)
+    (model / "config.json").write_text(config)
     (model / "model.py").write_text("")
     found["its own code"] = identity_of(tmp_path)
     (model / "model.py").unlink()
+    assert identity_of(tmp_path) == before
     monkeypatch.setattr(block_store, "NUMERICS_VERSION", 999)
     found["numerics"] = identity_of(tmp_path)
     monkeypatch.undo()
-    plain = block_store.version
-    monkeypatch.setattr(block_store, "version", lambda name: plain(name) + ".post1")
+    monkeypatch.setattr(block_store, "_version", lambda _: "of another release")
     found["packages"] = identity_of(tmp_path)
     assert len({before, *found.values()}) == 1 + len(found), found
+
+
+def test_how_products_round_and_attention_is_served_are_of_the_identity() -> None:
+    checked = check_model(tiny_model("llama"), VOCAB_SIZE)
+    other = replace(checked, result=checked.result._replace(mode=ExecutionMode.WHOLE))
+    cases = [("a", checked), ("b", checked), ("a", other)]
+    assert len({block_store.identity({}, note, each, 8) for note, each in cases}) == 3
 
 
 def test_windows_are_of_the_identity(tmp_path: Path) -> None:
@@ -422,7 +439,7 @@ def test_kernels_and_how_they_round_are_of_the_identity(
     found["interface"] = identity_of(tmp_path, native="auto")
     monkeypatch.undo()
     for name, kernels in (("gpu", None), ("its kernels", HostKernels(native))):
-        platform = replace(platform_of(gpu=Gpu.METAL), kernels=kernels)
+        platform = platform_of(gpu=Gpu.METAL, kernels=kernels)
         monkeypatch.setattr(
             "batching.backend.builder.engine.choose_platform", lambda _, made=platform: made
         )
@@ -476,7 +493,7 @@ def test_a_block_of_another_form_fails_one_request_at_most(begin: Lives, tmp_pat
     again = begin()
     again.run(asked(1))
     again.run(asked(0))
-    assert again.num_failed <= 1
+    assert again.num_failed == 1
     again.end().check_like(first, [0])
 
 

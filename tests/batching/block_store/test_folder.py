@@ -11,7 +11,6 @@ import pytest
 from batching.block_store import folder as folders
 from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder, part_of
 from batching.block_store.store import shared_store
-from batching.host import private_files
 from tests.support.stored_entries import (
     IDENTITY,
     MUCH,
@@ -225,7 +224,7 @@ def test_nobody_else_can_look_into_it(tmp_path: Path) -> None:
     entry = entry_of(1)
     store.put(entry)
     store.close()
-    found = [path for path in (tmp_path / "store").rglob("*")]
+    found = [*(tmp_path / "store").rglob("*")]
     assert {path.name for path in found if path.is_file()} == {
         entry.key.name,
         "lock",
@@ -254,7 +253,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(mode: int, tmp_path: Path
 def test_the_folder_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_files.os, "geteuid", lambda: 12345)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
     with pytest.raises(PermissionError, match="another user can write to it"):
         StoreFolder(tmp_path, MUCH)
 
@@ -266,7 +265,7 @@ def test_a_folder_without_locks_is_not_used(
         raise OSError(37, "No locks available")
 
     num_open = len(os.listdir("/dev/fd"))
-    monkeypatch.setattr(folders.fcntl, "flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(OSError, match="No locks"):
         StoreFolder(tmp_path, MUCH).open(IDENTITY)
     assert len(os.listdir("/dev/fd")) == num_open

@@ -209,7 +209,7 @@ def test_a_folder_that_turned_read_only_is_read(
     def fail(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(read_ahead.os, "utime", fail)
+    monkeypatch.setattr("os.utime", fail)
     monkeypatch.setattr(Path, "unlink", fail)
     cut(reading.paths[1])
     reading.fetch(0, 1)

@@ -23,7 +23,7 @@ def threads() -> list[str]:
 def test_what_one_life_writes_the_next_one_reads(tmp_path: Path) -> None:
     store, entries = opened(tmp_path / "store"), [entry_of(i) for i in range(3)]
     assert not store.has(entries[0].key)
-    assert all([store.put(each) for each in entries])
+    assert [store.put(each) for each in entries] == [True] * 3
     store.close()
     assert threads() == []
     again = opened(tmp_path / "store")
@@ -45,6 +45,22 @@ def test_what_one_life_writes_the_next_one_reads(tmp_path: Path) -> None:
     again.drop(keys[2:])
     assert again.state_of(keys[2]) is Fetch.UNASKED
     assert again.stats.num_read == 3
+    again.close()
+
+
+def test_a_store_with_an_entry_of_another_form_gives_nothing_from_before(tmp_path: Path) -> None:
+    store, entries = opened(tmp_path), [entry_of(i) for i in range(3)]
+    for each in entries[:2]:
+        store.put(each)
+    store.close()
+    again = opened(tmp_path)
+    again.distrust(entries[0].key)
+    again.distrust(entries[0].key)
+    assert (again.num_entries, again.num_bytes) == (0, 0)
+    assert len([*tmp_path.rglob("*.block")]) == 1
+    again.put(entries[2])
+    assert again._writer.flush(60)
+    assert again.has(entries[2].key)
     again.close()
 
 

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from batching.block_store import write_behind
 from batching.block_store.entry_file import Entry, check
 from batching.block_store.folder import StoreFolder
 from batching.block_store.keys import Key
@@ -196,7 +195,8 @@ def test_a_disk_that_is_full_within_a_file_leaves_nothing(missing: int, make: Ma
     writing = make()
     with limited_files(SIZE - missing):
         writing.write(entry_of(1))
-    assert writing.files() == writing.others() == []
+    assert writing.files() == []
+    assert writing.others() == []
     assert writing.stats.skipped == {Skip.FAILED: 1}
     assert writing.store.num_bytes == writing.limit.num_bytes == 0
 
@@ -213,7 +213,8 @@ def test_errors_are_waited_out_and_logged_once(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.WARNING)
-    writing, calls = make(), []
+    writing = make()
+    calls: list[Path] = []
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", failing(errno.ENOSPC, calls))
         writing.write(entry_of(1), entry_of(2))
@@ -221,7 +222,8 @@ def test_errors_are_waited_out_and_logged_once(
         writing.write(entry_of(3))
         assert len(calls) == 1
     assert writing.stats.skipped == {Skip.FAILED: 3}
-    assert writing.files() == writing.others() == []
+    assert writing.files() == []
+    assert writing.others() == []
     expected = (
         f"keys and values are not written to {tmp_path} for a minute: No space left on device"
     )
@@ -234,8 +236,9 @@ def test_errors_are_waited_out_and_logged_once(
 def test_a_folder_that_turns_read_only_is_left_alone(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing, calls = make(), []
-    monkeypatch.setattr(write_behind.os, "open", failing(errno.EROFS, calls))
+    writing = make()
+    calls: list[Path] = []
+    monkeypatch.setattr("os.open", failing(errno.EROFS, calls))
     monkeypatch.setattr(Path, "unlink", failing(errno.EROFS, calls))
     writing.write(entry_of(1), entry_of(2))
     monkeypatch.undo()

@@ -1,0 +1,120 @@
+"""Engines with a store: what waits for it, and what goes on meanwhile."""
+
+from collections.abc import Sequence
+
+from batching.batch_inference import BatchInferenceEngine
+from batching.block_store.keys import Fetch, Key
+from batching.block_store.statistics import Skip
+from batching.config import SchedulerConfig
+from batching.request import BatchRequest
+from batching.scheduler import ContinuousBatchingScheduler, StoreLimits
+from tests.support.block_stores import FakeStore
+from tests.support.fakes import TokenRunner, make_engine, right, small_config
+from tests.support.requests import make_request
+
+
+def traces(
+    config: SchedulerConfig, store: FakeStore, requests: Sequence[BatchRequest]
+) -> list[str]:
+    """Serve requests in a new engine, and return its plans; all that may be stored then is."""
+    scheduler, runner = ContinuousBatchingScheduler(config, store), TokenRunner(config, store)
+    for each in requests:
+        scheduler.add(each)
+    lines: list[str] = []
+    while scheduler.has_work or scheduler.has_unsaved:
+        plan = scheduler.schedule(now=0.0)
+        lines.append(str(plan))
+        scheduler.update(plan, runner.run(plan))
+    assert right(*requests)
+    return lines
+
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
+def served(engine: BatchInferenceEngine, *requests: BatchRequest) -> None:
+    """Serve requests, and store what is to be."""
+    engine.add(*requests)
+    while engine.can_step:
+        engine.step()
+
+
+class SlowStore(FakeStore):
+    """Has read nothing until it is told that it has."""
+
+    is_slow = True
+
+    def state_of(self, key: Key) -> Fetch:
+        return Fetch.READING if self.is_slow else super().state_of(key)
+
+
+def filled() -> SlowStore:
+    store = SlowStore()
+    traces(small_config(), store, [make_request(0, PROMPT, max_tokens=3)])
+    return store
+
+
+def test_an_engine_whose_requests_wait_for_the_store_does_not_step() -> None:
+    store = filled()
+    _, engine = make_engine(small_config(), store=store)
+    waiting = make_request(1, PROMPT, max_tokens=3)
+    served(engine, waiting)
+    assert engine.has_work
+    assert not waiting.output_token_ids
+    # Another request goes on meanwhile.
+    other = make_request(2, [9, 9, 9], max_tokens=3)
+    served(engine, other)
+    assert right(other)
+    store.is_slow = False
+    engine.go_on()
+    served(engine)
+    assert right(waiting)
+    assert not engine.has_work
+
+
+def test_requests_with_the_same_prefix_wait_for_the_one_that_reads_it() -> None:
+    store = filled()
+    scheduler, engine = make_engine(small_config(), store=store)
+    requests = [make_request(i, PROMPT, max_tokens=3) for i in (1, 2)]
+    served(engine, *requests)
+    assert scheduler.stats().num_running == 1
+    store.is_slow = False
+    engine.go_on()
+    served(engine)
+    assert right(*requests)
+    assert store.stats.num_read == 2
+
+
+def test_a_request_that_leaves_while_it_waits_gives_all_back() -> None:
+    store = filled()
+    scheduler, engine = make_engine(small_config(), store=store)
+    served(engine, make_request(1, PROMPT, max_tokens=3))
+    engine.abort(1)
+    served(engine)
+    assert not engine.has_work
+    assert scheduler.stats().num_free_blocks == 16
+
+
+def test_what_is_computed_sooner_than_read_is_not_read() -> None:
+    store = filled()
+    store.is_slow = False
+    store.stats.reading.add(num=1, seconds=60.0)
+    scheduler = ContinuousBatchingScheduler(small_config(), store)
+    request = make_request(1, PROMPT, max_tokens=3)
+    scheduler.add(request)
+    plan = scheduler.schedule(store=StoreLimits(seconds_per_token=0.001))
+    assert str(plan).startswith("1[0:8]")
+    assert store.stats.skipped[Skip.READING_IS_SLOWER] == 1
+
+
+def test_beside_streams_storing_waits_for_its_share_of_the_time() -> None:
+    store, config = FakeStore(), small_config()
+    scheduler, runner = ContinuousBatchingScheduler(config, store), TokenRunner(config, store)
+    scheduler.add(make_request(0, PROMPT, max_tokens=6))
+    lines: list[str] = []
+    for now in (0.0, 0.0, 0.0, 0.2, 0.2):
+        plan = scheduler.schedule(now=now)
+        lines.append(str(plan))
+        scheduler.update(plan, runner.run(plan))
+    # 2 % of 0.2 s are enough for what is not measured yet.
+    assert lines == ["0[0:8]", "0[8:10]", "0[10:11]", "0[11:12] 0>block", "0[12:13]"]
