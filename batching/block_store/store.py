@@ -69,15 +69,6 @@ class ServerStore:
         self._num_open = 0
 
     @property
-    def num_bytes(self) -> int:
-        """The size of the folder, as far as it is known."""
-        return self._folder.num_bytes
-
-    @property
-    def written_today(self) -> int:
-        return self._limit.num_bytes
-
-    @property
     def writer(self) -> WriteBehind:
         assert self._writer is not None, "a model is open"
         return self._writer
@@ -128,6 +119,11 @@ class BlockStore:
         self._host = HostBlocks(max_host_bytes)
         folder = None if disk is None else disk.folder
         self._reader = ReadAhead(folder, self.stats, host=self._host)
+
+    @property
+    def identity(self) -> str:
+        """The name of the model's folder; empty if it has none."""
+        return "" if self._disk is None else self._disk.folder.identity
 
     def call_when_read(self, func: Callable[[], None]) -> None:
         """Set what is called, in a thread, when something that was fetched is there, or is lost."""
@@ -185,6 +181,10 @@ class BlockStore:
     def drop(self, keys: Sequence[Key]) -> None:
         """Forget what was asked for."""
         self._reader.drop(keys)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was put is on disk; return whether it was, within `timeout` seconds."""
+        return self._disk is None or self._disk.writer.flush(timeout)
 
     def distrust(self, key: Key) -> None:
         """Delete an entry that was whole and is of another form, and take no other one from before."""

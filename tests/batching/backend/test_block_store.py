@@ -360,7 +360,7 @@ def identity_of(folder: Path, **config: Any) -> str:
     store = folder / "identities"
     loaded = engine_of(folder / "model", store, **{"num_blocks": 4, "native": "off", **config})
     assert loaded.store is not None
-    name: str = loaded.store._folder.identity
+    name = loaded.store.identity
     loaded.close()
     assert (store / name).is_dir()
     return name

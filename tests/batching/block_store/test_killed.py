@@ -42,7 +42,7 @@ for order in sys.stdin:
         print(os.getpid(), flush=True)
         for entry in cycle(entries):
             store.put(entry)
-            store._writer.flush()
+            store.flush()
     _, status = os.waitpid(child, 0)
     print(os.WTERMSIG(status), flush=True)
 """

@@ -59,7 +59,7 @@ def test_a_store_with_an_entry_of_another_form_gives_nothing_from_before(tmp_pat
     assert (again.num_entries, again.num_bytes) == (0, 0)
     assert len([*tmp_path.rglob("*.block")]) == 1
     again.put(entries[2])
-    assert again._writer.flush(60)
+    assert again.flush(60)
     assert again.has(entries[2].key)
     again.close()
 
@@ -97,7 +97,6 @@ def test_the_limit_of_a_day_is_that_of_all_models(tmp_path: Path) -> None:
     other.put(entry_of(2))
     one.close()
     other.close()
-    assert other._server.written_today == other._server.num_bytes
     assert len([*tmp_path.rglob("*.block")]) == 1
 
 
