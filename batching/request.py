@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Final
 
 from batching.block_manager import BlockContents, BlockTable
-from batching.inputs.images import Span, cache_ids
+from batching.inputs.images import Spans, cache_ids
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingType
 from batching.prefix_cache import HashChain
@@ -109,7 +109,7 @@ class BatchRequest:
         self.state_slot: int | None = None
         self.hashes = HashChain(spec.cache_salt.encode())
         self._cache_ids = cache_ids(spec.prompt, spec.images) if spec.images else None
-        self._spans = [span for placed in spec.images for span in placed.spans]
+        self.spans = Spans(span for placed in spec.images for span in placed.spans)
         # Tokens that earlier steps had for it, and that were too few for a span.
         self.num_saved_tokens = 0
         self.drafter = PromptLookup()
@@ -156,19 +156,8 @@ class BatchRequest:
 
     @property
     def num_inseparable(self) -> int:
-        """How many of the pending tokens one step has to process at least: one, or the rest of a span."""
-        start = self.num_computed_tokens
-        return next((span.stop - start for span in self._spans if start in range(*span)), 1)
-
-    @property
-    def has_span_ahead(self) -> bool:
-        """True if tokens are pending of which some must not be cut from others."""
-        return any(span.stop > self.num_computed_tokens for span in self._spans)
-
-    def whole_stop(self, stop: int) -> int:
-        """Return the last position up to `stop` that is not within a span, or where the request is."""
-        cut = next((span for span in self._spans if span.start < stop < span.stop), None)
-        return stop if cut is None else max(cut.start, self.num_computed_tokens)
+        """How many of the pending tokens one step has to process at least."""
+        return self.spans.num_inseparable(self.num_computed_tokens)
 
     def contents(self, indices: Iterable[int], block_size: int) -> list[BlockContents]:
         """Return the contents of full blocks, whose hashes are computed."""
@@ -259,12 +248,8 @@ class BatchRequest:
             num_scored=num_scored,
             is_prefill=self.status is RequestStatus.PREFILLING,
             keep=keep,
-            spans=self._spans_between(start, stop),
+            spans=self.spans.between(start, stop),
         )
-
-    def _spans_between(self, start: int, stop: int) -> tuple[Span, ...]:
-        spans = (Span(max(start, span.start), span.stop) for span in self._spans)
-        return tuple(span for span in spans if span.start < span.stop <= stop)
 
     def move_to(self, status: RequestStatus) -> None:
         """Change the state.

@@ -18,6 +18,30 @@ class Span(NamedTuple):
     stop: int
 
 
+class Spans(tuple[Span, ...]):
+    """The spans of a prompt, ascending: what a step has of it ends within none of them."""
+
+    def num_inseparable(self, start: int) -> int:
+        """Return how many tokens from `start` on one step has to process at least: one, or the rest of a span."""
+        return next((span.stop - start for span in self if start in range(*span)), 1)
+
+    def has_ahead(self, start: int) -> bool:
+        """Return whether tokens from `start` on must not be cut from others."""
+        return any(span.stop > start for span in self)
+
+    def whole_stop(self, start: int, stop: int) -> int:
+        """Return the last position up to `stop` that is not within a span, or `start`."""
+        cut = next((span for span in self if span.start < stop < span.stop), None)
+        return stop if cut is None else max(cut.start, start)
+
+    def between(self, start: int, stop: int) -> tuple[Span, ...]:
+        """Return the spans that end in `[start, stop)`, or what is left of them there."""
+        if not self:
+            return ()
+        spans = (Span(max(start, span.start), span.stop) for span in self)
+        return tuple(span for span in spans if span.start < span.stop <= stop)
+
+
 class TowerArray(NamedTuple):
     """An input of a tower, by the name that the family's processor has for it, as `pixel_values`.
 

@@ -136,7 +136,8 @@ class WindowBlocks:
     def has_room_for_all(self, requests: Sequence[BatchRequest]) -> bool:
         """True if each of these requests is certain to have that room after the step in flight, too."""
         num_needed = sum(
-            1 + (self._num_in_span if request.has_span_ahead else 0) for request in requests
+            1 + (self._num_in_span if r.spans.has_ahead(r.num_computed_tokens) else 0)
+            for r in requests
         )
         return num_needed <= self.block_manager.num_free_blocks
 

@@ -138,7 +138,7 @@ class StepPlanner:
         start, least = request.num_computed_tokens, request.num_inseparable
         wanted = least if num_granted and not self.slices else 0
         num_tokens = self._kv.num_computable(request, max(num_granted, wanted))
-        num_tokens = request.whole_stop(start + num_tokens) - start
+        num_tokens = request.spans.whole_stop(start, start + num_tokens) - start
         if num_tokens < least:
             request.num_saved_tokens += num_granted
             return 0

@@ -312,6 +312,25 @@ def right(*requests: BatchRequest) -> bool:
     )
 
 
+def trace_of(
+    scheduler: ContinuousBatchingScheduler,
+    requests: Sequence[BatchRequest],
+    runner: TokenRunner | None = None,
+    max_prefill_tokens: int | None = None,
+) -> list[str]:
+    """Serve requests, and return the plans; without a runner the scheduler has served none before."""
+    runner = runner or TokenRunner(scheduler.config)
+    for each in requests:
+        scheduler.add(each)
+    lines: list[str] = []
+    while scheduler.has_work:
+        plan = scheduler.schedule(max_prefill_tokens)
+        lines.append(str(plan))
+        scheduler.update(plan, runner.run(plan))
+    assert right(*requests)
+    return lines
+
+
 def small_config(**changes: Any) -> SchedulerConfig:
     """Return limits that a few requests of a few tokens reach."""
     limits = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8}

@@ -283,7 +283,10 @@ def test_there_is_a_limit_where_the_server_states_none(looking: Looking) -> None
     [
         ({"capabilities": ["completion"]}, f"{MODEL} takes text only."),
         ({"architecture": {"input_modalities": ["text"]}}, f"{MODEL} takes text only."),
-        ({"capabilities": None}, f"The server does not say that {MODEL} takes images."),
+        (
+            {"capabilities": None, "architecture": None},
+            f"The server does not say that {MODEL} takes images.",
+        ),
     ],
     ids=["capabilities", "modalities", "unsaid"],
 )

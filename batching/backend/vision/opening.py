@@ -65,14 +65,9 @@ def open_vision(
             f"is served without its vision part: {declared.max_span} tokens of an image see each other, and a step "
             f"has room for {most_uncut} of a prompt: a larger max_num_batched_tokens would do"
         )
-    if (lacking := without_processor(folder)) is not None:
-        return lacking
-    try:
-        tower = load_tower(folder, config, dtype, changes)
-    except NoVisionModel as error:
-        return without_tower(str(error))
-    except UnfitTower as error:
-        return NoVision(f"is served without its vision part: {error}")
+    tower = _tower(folder, config, dtype, changes)
+    if isinstance(tower, NoVision):
+        return tower
     for array in tower.weights:
         mx.eval(array)
         slices.pause()
@@ -91,6 +86,19 @@ def open_vision(
         sum(array.nbytes for array in tower.weights),
         seeing_ahead_of(config),
     )
+
+
+def _tower(
+    folder: Path, config: dict[str, Any], dtype: mx.Dtype | None, changes: Changes
+) -> Tower | NoVision:
+    if (lacking := without_processor(folder)) is not None:
+        return lacking
+    try:
+        return load_tower(folder, config, dtype, changes)
+    except NoVisionModel as error:
+        return without_tower(str(error))
+    except UnfitTower as error:
+        return NoVision(f"is served without its vision part: {error}")
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from batching.inputs.images import ImageInput
-from batching.media.image_processor import ImageProcessor, UnfitImage
+from batching.media.image_processor import ImageProcessor, ProcessorFailed, UnfitImage
 from batching.model_info import VisionModel
 from batching.sandbox.sandbox import SandboxExceeded
 from tests.support.seeing.folder import (
@@ -77,6 +77,13 @@ def test_a_process_that_is_killed_is_replaced(processor: ImageProcessor) -> None
     os.kill(running._process.pid, signal.SIGKILL)
     running._process.wait()
     assert processor.process(np.zeros((32, 32, 3), np.uint8)) == first
+
+
+def test_a_processor_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    made = ImageProcessor(VisionModel(tmp_path, FAMILY, 1), TEXT, 1)
+    with pytest.raises(ProcessorFailed, match="Error"):
+        made.process(np.zeros((32, 32, 3), np.uint8))
+    made.close()
 
 
 def test_what_takes_too_much_is_told(

@@ -6,7 +6,12 @@ from typing import Any, Final
 import pytest
 
 from batching.model_files import vision
-from batching.model_files.vision import HOW_TO_SEE, declared_vision, expected_vision
+from batching.model_files.vision import (
+    HOW_TO_SEE,
+    declared_vision,
+    expected_vision,
+    without_processor,
+)
 from batching.model_info import TEXT_ONLY, NoVision, VisionModel
 from tests.support.rows import rows
 
@@ -57,6 +62,14 @@ def test_another_type_is_named() -> None:
         assert (
             f"images of the type {model_type} are not supported; those of gemma3, " in found.reason
         )
+
+
+def test_a_directory_without_the_files_of_a_processor_is_named(tmp_path: Path) -> None:
+    without = without_processor(tmp_path)
+    assert without is not None
+    assert "its directory has no preprocessor_config.json" in without.reason
+    (tmp_path / "processor_config.json").touch()
+    assert without_processor(tmp_path) is None
 
 
 def test_without_mlx_vlm_none_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from batching.inputs.images import PlacedImage, Span
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from tests.support.fakes import TokenRunner, right, small_config
+from tests.support.fakes import TokenRunner, small_config, trace_of
 from tests.support.requests import image_of, make_request, slice_of
 
 # A token, then tokens 3 to 8 of the prompt, which see each other.
@@ -30,26 +30,8 @@ def scheduler_of(**limits: int) -> ContinuousBatchingScheduler:
     return ContinuousBatchingScheduler(small_config(**config))
 
 
-def trace(
-    scheduler: ContinuousBatchingScheduler,
-    requests: Sequence[BatchRequest],
-    max_prefill_tokens: int | None = None,
-    runner: TokenRunner | None = None,
-) -> list[str]:
-    runner = runner or TokenRunner(scheduler.config)
-    for each in requests:
-        scheduler.add(each)
-    lines: list[str] = []
-    while scheduler.has_work:
-        plan = scheduler.schedule(max_prefill_tokens)
-        lines.append(str(plan))
-        scheduler.update(plan, runner.run(plan))
-    assert right(*requests)
-    return lines
-
-
 def test_a_chunk_ends_before_a_span_or_has_all_of_it() -> None:
-    assert trace(scheduler_of(prefill_chunk=4), [asking(0)]) == [
+    assert trace_of(scheduler_of(prefill_chunk=4), [asking(0)]) == [
         "0[0:3] *6",
         "0[3:9]",
         "0[9:12]",
@@ -71,7 +53,7 @@ def test_beside_streams_a_prompt_saves_what_it_was_granted_for_a_span() -> None:
     stream, text = make_request(7, [7], max_tokens=9), make_request(8, [8] * 14, max_tokens=1)
     scheduler.add(stream)
     runner_step(scheduler, runner)
-    lines = trace(scheduler, [text, asking(9)], 4, runner)
+    lines = trace_of(scheduler, [text, asking(9)], runner, 4)
     # Of four tokens a step the first prompt has two, and the shorter one the others.
     assert lines[:8] == [
         "7[1:2] *6",
@@ -93,8 +75,8 @@ def runner_step(scheduler: ContinuousBatchingScheduler, runner: TokenRunner) -> 
 def test_a_request_whose_prefix_is_cached_begins_within_a_span() -> None:
     scheduler = scheduler_of()
     runner = TokenRunner(scheduler.config)
-    trace(scheduler, [asking(0)], runner=runner)
-    lines = trace(scheduler, [asking(1, tail=(4, 5, 6))], runner=runner)
+    trace_of(scheduler, [asking(0)], runner=runner)
+    lines = trace_of(scheduler, [asking(1, tail=(4, 5, 6))], runner=runner)
     # Blocks have four tokens.
     assert lines == ["1[8:12]", "1[12:13]"]
 
