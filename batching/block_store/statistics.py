@@ -45,7 +45,7 @@ class StoreStats:
     num_lost: of those that were asked for, how many were deleted or could not be read.
     num_damaged: how many were not what was written.
     reading, restoring: of a byte, from the disk, and to the pool.
-    saving: of an entry, from the pool to the queue.
+    saving, writing: of an entry, from the pool to the queue, and from there to the disk.
     """
 
     num_read: int = 0
@@ -59,5 +59,6 @@ class StoreStats:
     num_damaged: int = 0
     reading: Rate = field(default_factory=Rate)
     saving: Rate = field(default_factory=Rate)
+    writing: Rate = field(default_factory=Rate)
     restoring: Rate = field(default_factory=Rate)
     skipped: Counter[Skip] = field(default_factory=Counter)

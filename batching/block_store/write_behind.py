@@ -126,9 +126,11 @@ class WriteBehind:
         self._folder.add(num_bytes)
         self._limit.add(num_bytes)
         model.add(entry.key, num_bytes)
+        seconds = self._clock() - began
         stats.num_written += 1
         stats.bytes_written += num_bytes
-        stats.seconds_writing += self._clock() - began
+        stats.seconds_writing += seconds
+        stats.writing.add(1, seconds)
 
     def _pause(self, error: OSError) -> None:
         logger.warning(
@@ -145,8 +147,10 @@ def _write_file(path: Path, identity: str, entry: Entry) -> int:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        with open(descriptor, "wb") as file:
-            num_bytes = write(file, identity, entry)
+        try:
+            num_bytes = write(descriptor, identity, entry)
+        finally:
+            os.close(descriptor)
         part.rename(path)
     except BaseException:
         with suppress(OSError):

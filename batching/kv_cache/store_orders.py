@@ -243,9 +243,12 @@ class StoreOrders:
         """
         if is_busy and not self.is_due:
             return []
-        seconds, most = self._stored.stats.saving.seconds, _IDLE_SECONDS
+        stats = self._stored.stats
+        seconds, most = stats.saving.seconds, _IDLE_SECONDS
         if is_busy:
             most, self._seconds_left = self._seconds_left, 0.0
+            # The thread that writes takes its time from the steps on a machine with few cores.
+            seconds += stats.writing.seconds
         return self._saved.take(max(1, int(most / seconds)) if seconds else 1, self._is_there)
 
     def forget(self) -> None:

@@ -67,6 +67,9 @@ async def ask_beside_unloads(address: Address, model_ids: list[str]) -> list[str
     while not asking.done():
         for model_id in model_ids:
             await unload(address, model_id)
+    # The last answers may have loaded one of them behind its unloading.
+    for model_id in model_ids:
+        await unload(address, model_id)
     return strange(asked, await asking)
 
 

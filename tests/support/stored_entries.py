@@ -4,8 +4,8 @@ import os
 import random
 from array import array
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from batching.block_manager import BlockContents, BlockHash
@@ -39,7 +39,17 @@ def entry_with(token_ids: Sequence[int], contents: bytes = b"keys") -> Entry:
 
 def size_of_file(num_bytes: int = 60) -> int:
     """Return the size of a file of `entry_of(seed, num_bytes)`."""
-    return entry_file.write(BytesIO(), IDENTITY, entry_of(0, num_bytes))
+    return len(file_of(entry_of(0, num_bytes)))
+
+
+def file_of(entry: Entry, identity: str = IDENTITY) -> bytes:
+    """Return what the file of an entry has."""
+    with TemporaryFile(buffering=0) as file:
+        num_bytes = entry_file.write(file.fileno(), identity, entry)
+        file.seek(0)
+        data = file.read()
+    assert num_bytes == len(data)
+    return data
 
 
 def is_same(one: Entry, other: Entry) -> bool:
@@ -54,8 +64,7 @@ def is_same(one: Entry, other: Entry) -> bool:
 def write_file(path: Path, entry: Entry, identity: str = IDENTITY, used: int | None = None) -> Path:
     """Write a file as the store does; `used` is when it was used, in seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        entry_file.write(file, identity, entry)
+    path.write_bytes(file_of(entry, identity))
     if used is not None:
         os.utime(path, (used, used))
     return path

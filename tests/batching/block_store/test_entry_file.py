@@ -1,8 +1,8 @@
 """Files of the store: what is read is what was written, or the file is damaged."""
 
-import io
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,7 @@ from batching.block_store import entry_file
 from batching.block_store.entry_file import DamagedEntry, Entry, check, read
 from batching.block_store.keys import Key, Kind
 from tests.support.rows import rows
-from tests.support.stored_entries import IDENTITY, OTHER, entry_of, is_same, write_file
-
-
-def file_of(entry: Entry, identity: str = IDENTITY) -> bytes:
-    file = io.BytesIO()
-    num_bytes = entry_file.write(file, identity, entry)
-    assert num_bytes == len(file.getvalue())
-    return file.getvalue()
+from tests.support.stored_entries import IDENTITY, OTHER, entry_of, file_of, is_same, write_file
 
 
 def reason_for(path: Path, key: Key) -> str:
@@ -197,3 +190,19 @@ def test_names_of_files_are_keys_or_none_of_the_stores(name: str, is_key: bool) 
     key = Key.of_name(name)
     assert (key is not None) == is_key
     assert key is None or key.name == name
+
+
+def test_a_file_is_whole_however_little_each_call_of_the_system_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk may take less than it is given; entries may have more buffers than one call takes."""
+    entry = entry_of(3)
+    expected = file_of(entry)
+
+    def write_some(descriptor: int, parts: Sequence[bytes]) -> int:
+        return os.write(descriptor, b"".join(parts)[:5])
+
+    monkeypatch.setattr(entry_file, "_MAX_PARTS", 2)
+    assert file_of(entry) == expected
+    monkeypatch.setattr(os, "writev", write_some)
+    assert file_of(entry) == expected
