@@ -54,6 +54,7 @@ from batching.fit.estimate import MemoryEstimate, estimate
 from batching.fit.weights import Compute
 from batching.inputs.images import ImageInput, PlacedImage
 from batching.inputs.rerank_templates import RERANK_TEMPLATES
+from batching.inputs.retention import NOT_RETAINED, NOT_STORED, RetainedPrefix, Retention
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.machine import Machine, report_backend, this_machine
@@ -106,6 +107,8 @@ __all__ = [
     "BUNDLED_MODEL",
     "HOW_TO_BUNDLE",
     "HOW_TO_SEE",
+    "NOT_RETAINED",
+    "NOT_STORED",
     "NO_DEFAULTS",
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
@@ -164,6 +167,8 @@ __all__ = [
     "RequestFailed",
     "RequestSnapshot",
     "Reranker",
+    "RetainedPrefix",
+    "Retention",
     "SamplingDefaults",
     "SamplingParams",
     "Sandbox",

@@ -65,6 +65,7 @@ class KVBlock:
     published: when the contents became findable, in seconds on the engine's clock.
     last_used: when a cached block lost its last reference.
     num_hits: how many requests were started at this block; counted for sliding-window layers only.
+    is_retained: it is evicted behind all cached blocks that are not.
     """
 
     block_id: int
@@ -74,6 +75,7 @@ class KVBlock:
     published: float = 0.0
     last_used: float = 0.0
     num_hits: int = 0
+    is_retained: bool = False
 
 
 class BlockTable:
@@ -158,7 +160,7 @@ class PagedBlockManager:
     tests/batching/test_block_manager.py):
 
     - in use: `ref_count` > 0, and the block is in that many block tables
-    - cached: `ref_count` 0 and a hash; `_cached` has these, least recently released first
+    - cached: `ref_count` 0 and a hash; `_cached` has these, or `_retained`, least recently released first
     - empty: `ref_count` 0 and no hash; `_empty` has these, as contiguous runs
 
     A hash leads to at most one block, which carries that hash.  Blocks with contents are also indexed by
@@ -187,6 +189,7 @@ class PagedBlockManager:
         self._eviction_batch = max(1, int(num_blocks * self._EVICTION_SHARE))
         self._empty = FreeRuns(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._retained: OrderedDict[int, None] = OrderedDict()
         self._by_hash: dict[BlockHash, int] = {}
         self._by_parent: dict[BlockHash, SharedBeginnings] = {}
 
@@ -197,12 +200,12 @@ class PagedBlockManager:
     @property
     def num_free_blocks(self) -> int:
         """Blocks without a reference: empty ones, and cached ones, which can be evicted."""
-        return len(self._empty) + len(self._cached)
+        return len(self._empty) + self.num_cached_blocks
 
     @property
     def num_cached_blocks(self) -> int:
         """Blocks without a reference that a later request may still find."""
-        return len(self._cached)
+        return len(self._cached) + len(self._retained)
 
     def empty_runs(self, limit: int) -> list[tuple[int, int]]:
         """Return up to `limit` runs `[start, stop)` of empty blocks."""
@@ -245,7 +248,7 @@ class PagedBlockManager:
         block = self.blocks[block_id]
         assert block.ref_count or block.block_hash, f"block {block_id} is empty"
         if block.ref_count == 0:
-            del self._cached[block_id]
+            del self._queue_of(block)[block_id]
             self._ages.reused(self.now - block.last_used)
         block.ref_count += 1
 
@@ -269,6 +272,17 @@ class PagedBlockManager:
         """Mark a cached block as most recently used."""
         self.increment_ref(block_id)
         self.release([block_id])
+
+    def retain(self, block_hash: BlockHash, *, is_retained: bool = True) -> None:
+        """Evict the block with this hash, if there is one, behind all that are not retained; or no longer."""
+        if (block_id := self._by_hash.get(block_hash)) is None:
+            return
+        block = self.blocks[block_id]
+        if block.ref_count == 0 and block.is_retained != is_retained:
+            del self._queue_of(block)[block_id]
+            block.is_retained = is_retained
+            self._queue_of(block)[block_id] = None
+        block.is_retained = is_retained
 
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the block with this hash, in use or cached; None if there is none."""
@@ -327,9 +341,10 @@ class PagedBlockManager:
 
     def forget_cached(self) -> None:
         """Make all blocks unfindable, since their contents are lost after a failed step."""
-        self._evict(len(self._cached))
+        self._evict(self.num_cached_blocks)
         for block in self.blocks:
             block.block_hash = block.contents = None
+            block.is_retained = False
         self._by_hash.clear()
         self._by_parent.clear()
 
@@ -342,15 +357,20 @@ class PagedBlockManager:
             self._empty.put(block.block_id)
         else:
             block.last_used = self.now
-            self._cached[block.block_id] = None
+            self._queue_of(block)[block.block_id] = None
+
+    def _queue_of(self, block: KVBlock) -> OrderedDict[int, None]:
+        """Return where a cached block waits for its eviction."""
+        return self._retained if block.is_retained else self._cached
 
     def _evict(self, num_blocks: int) -> None:
-        for _ in range(min(num_blocks, len(self._cached))):
-            block_id, _ = self._cached.popitem(last=False)
+        for _ in range(min(num_blocks, self.num_cached_blocks)):
+            block_id, _ = (self._cached or self._retained).popitem(last=False)
             block = self.blocks[block_id]
             assert block.block_hash is not None
             del self._by_hash[block.block_hash]
             block.block_hash = None
+            block.is_retained = False
             self._forget_beginning(block)
             self._ages.evicted(self.now - block.published, self.now - block.last_used)
             self._empty.put(block_id)

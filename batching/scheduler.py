@@ -211,10 +211,7 @@ class ContinuousBatchingScheduler:
         store: what is read from the store, and written to it.
         now: when the step begins, in seconds on the engine's clock.
         """
-        self.block_manager.now = now
-        if self._kv.store is not None:
-            self._kv.store.seconds_per_token = store.seconds_per_token
-            self._kv.store.pass_time(now)
+        self._kv.pass_time(now, store.seconds_per_token)
         step = StepPlanner(
             self.config,
             self._kv,

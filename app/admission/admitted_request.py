@@ -63,11 +63,14 @@ class AdmittedRequest:
 
     def applied_to(self, spec: SequenceSpec) -> SequenceSpec:
         """Return a spec with what this request adds: its priority, its client's salt, the time that is left."""
+        salt = self.cache_salt(spec.cache_salt)
         return replace(
             spec,
             priority=self.ticket.priority,
             is_best_effort=self.ticket.is_best_effort,
-            cache_salt=self.cache_salt(spec.cache_salt),
+            cache_salt=salt,
+            # Of no other client, whatever it calls its sessions.
+            retention=spec.retention._replace(group=f"{salt}/{spec.retention.group}"),
             time_limit=self.deadline.time_left(),
         )
 

@@ -85,6 +85,7 @@ class BeamSearch:
         self._usage = replace(
             self._usage,
             num_cached_tokens=sum(num_cached for _, num_cached in found),
+            written_tokens=self._job.written_tokens({i: num for i, (_, num) in enumerate(found)}),
             num_output_tokens=sum(len(beam.token_ids) for beam in beams),
         )
         self._outcome = "beams"
@@ -158,6 +159,7 @@ class BeamSearch:
             sampling=sampling,
             max_tokens=1,
             cache_salt=self._job.spec.cache_salt,
+            retention=self._job.spec.retention,
         )
         step = self._request.applied_to(step)
         stream = await self._engine.submit([step.with_prompt(prompt) for prompt in prompts])

@@ -105,7 +105,8 @@ class Generation:
         self._tokens = tokens
         self._choices = choices
         self._request = request
-        self._num_cached_tokens = [0] * len(job.specs)
+        # Of the prompts that are computed.
+        self._num_cached_tokens: dict[int, int] = {}
         self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(job.specs)
         self._reasons: dict[int, ChoiceFinishReason] = {}
         self._failure: str | None = None
@@ -130,7 +131,8 @@ class Generation:
         return TokenUsage(
             num_prompt_tokens=self._job.num_prompt_tokens,
             num_image_tokens=self._job.num_image_tokens,
-            num_cached_tokens=sum(self._num_cached_tokens),
+            num_cached_tokens=sum(self._num_cached_tokens.values()),
+            written_tokens=self._job.written_tokens(self._num_cached_tokens),
             num_output_tokens=num_output_tokens,
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )

@@ -5,7 +5,8 @@ these into a `GenerationJob` for one engine: it applies the model's defaults, co
 checks everything about the request that its schema does not.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -61,6 +62,17 @@ class GenerationJob:
     def num_prompt_tokens(self) -> int:
         return sum(len(spec.prompt) for spec in self.specs)
 
+    def written_tokens(self, num_cached: Mapping[int, int]) -> dict[float, int]:
+        """Return how many computed tokens of prompts are retained, by the seconds for which they are.
+
+        num_cached: of the prompts that are computed, by their index.
+        """
+        written: Counter[float] = Counter()
+        for index, number in num_cached.items():
+            spec = self.specs[index]
+            written.update(spec.retention.num_written(len(spec.prompt), number))
+        return dict(written)
+
     @property
     def num_image_tokens(self) -> int:
         images = (placed.image for spec in self.specs for placed in spec.images)
@@ -96,6 +108,7 @@ def build_job(
         sampling=sampling_params(model, params),
         stop_token_ids=stop_token_ids,
         cache_salt=params.cache_salt or "",
+        retention=params.retention,
         reports_progress=params.report_progress,
         images=images,
         num_choices=params.num_choices,

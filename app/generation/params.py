@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from batching import NOT_RETAINED, Retention
+
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
@@ -34,6 +36,7 @@ class GenerationParams:
     prompt_logprobs: as `logprobs`, for the tokens of the prompt.
     logprob_token_ids: return the log probabilities of these tokens instead of the most probable ones.
     cache_salt: the prefix cache is shared only by requests with the same salt.
+    retention: how long the cached blocks of the prompts stay where others need room.
     report_progress: also report how much of the prompt is prefilled.
     beams: beam search; None samples.
     """
@@ -65,5 +68,6 @@ class GenerationParams:
     prompt_logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
     cache_salt: str | None = None
+    retention: Retention = NOT_RETAINED
     report_progress: bool = False
     beams: BeamParams | None = None

@@ -1,7 +1,7 @@
 """The record of a finished request, for the log and for traces."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batching import SequenceStats
 
@@ -12,6 +12,7 @@ class TokenUsage:
 
     num_image_tokens: prompt tokens that are of images.
     num_cached_tokens: prompt tokens that were found in the prefix cache.
+    written_tokens: prompt tokens that were computed and are retained, by the seconds for which they are.
     num_output_tokens: all generated tokens, including those that ended the text.
     num_reasoning_tokens: output tokens that are reasoning.
     """
@@ -19,8 +20,14 @@ class TokenUsage:
     num_prompt_tokens: int
     num_image_tokens: int = 0
     num_cached_tokens: int = 0
+    written_tokens: Mapping[float, int] = field(default_factory=dict)
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
+
+    @property
+    def num_written_tokens(self) -> int:
+        """Prompt tokens that were computed and are retained."""
+        return sum(self.written_tokens.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,19 @@ from app.parsing.formats.model_format import message_format
 from app.parsing.message_format import MessageSpec
 from app.parsing.output_format import GrammarSpec, OutputFormat
 from app.parsing.tool_spec import NamedTool
+from app.prompts.breakpoints import retained_prefixes
 from app.prompts.conversation import Conversation
 from app.prompts.render import Attached, ChatPrompt, Truncation, chat_prompt
-from batching import ModelInfo
+from batching import ModelInfo, RetainedPrefix
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
+    """`retained` are the beginnings of the prompt that the conversation's breakpoints ask for."""
+
     prompt: ChatPrompt
     output: OutputFormat
+    retained: tuple[RetainedPrefix, ...] = ()
 
 
 def prepare_chat(
@@ -44,7 +48,10 @@ def prepare_chat(
         content=grammar,
         begun=_begun(conversation),
     )
-    return PreparedChat(prompt, format_.output(spec, prompt.text))
+    retained: tuple[RetainedPrefix, ...] = ()
+    if any(message.breakpoints for message in conversation.messages):
+        retained = retained_prefixes(model, conversation, format_, prompt, attached or {})
+    return PreparedChat(prompt, format_.output(spec, prompt.text), retained)
 
 
 def _is_parallel(conversation: Conversation) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from app.parsing.tool_spec import ToolChoice, ToolSpec
 
@@ -21,6 +21,13 @@ class ToolCall:
     arguments: str = ""
 
 
+class Breakpoint(NamedTuple):
+    """The end of what is to be retained: so many characters of a content, and for how long."""
+
+    num_characters: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
     """One message of a conversation.
@@ -28,6 +35,7 @@ class ChatMessage:
     name: the participant's name.
     tool_calls: the calls that the assistant made.
     tool_call_id: the call whose result the message is; for the role `tool`.
+    breakpoints: where what is to be retained ends, in the order of the content.
     """
 
     role: Role
@@ -36,6 +44,7 @@ class ChatMessage:
     reasoning: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str | None = None
+    breakpoints: Sequence[Breakpoint] = ()
 
     def template_fields(self) -> dict[str, Any]:
         """Return what a chat template takes; few know OpenAI's newer name of the system role."""

@@ -79,11 +79,13 @@ class Truncation:
 class ChatPrompt:
     """A rendered conversation; with truncation, `token_ids` are only a part of `text`.
 
+    template_text: as the template has written it, with the marks of images.
     images: those whose tokens are among these.
     """
 
     text: str
     token_ids: list[int]
+    template_text: str
     images: tuple[PlacedImage, ...] = ()
 
 
@@ -108,16 +110,59 @@ def chat_prompt(
             "model", f"the model '{model.model_id}' has no chat template; use /v1/completions"
         )
     attached = attached or {}
-    if texts := {mark: each for mark, each in attached.items() if isinstance(each, str)}:
-        messages = [replace(m, content=filled(m.content, texts)) for m in conversation.messages]
-        conversation = replace(conversation, messages=messages)
+    conversation = _with_texts(conversation, attached)
     if truncation is None:
         # A long text takes a while to render, too.
         _check_length(model, [message.content for message in conversation.messages])
-    if images := {mark: each for mark, each in attached.items() if isinstance(each, ImageInput)}:
+    if images := _images(attached):
         return _with_images(model, conversation, format_, truncation, images)
     text = _rendered(model, conversation, format_)
-    return ChatPrompt(text, _encoded(model, text, add_special_tokens=False, truncation=truncation))
+    token_ids = _encoded(model, text, add_special_tokens=False, truncation=truncation)
+    return ChatPrompt(text, token_ids, text)
+
+
+def template_text(
+    model: ModelInfo,
+    conversation: Conversation,
+    format_: MessageFormat,
+    attached: Mapping[str, Attached],
+) -> str:
+    """Return the `template_text` of the prompt of a conversation."""
+    return _rendered(
+        model,
+        _arranged(model, _with_texts(conversation, attached), _images(attached)),
+        format_,
+    )
+
+
+def tokens_of(model: ModelInfo, text: str, attached: Mapping[str, Attached]) -> list[int]:
+    """Return the tokens of a beginning of a prompt's `template_text`."""
+    if images := _images(attached):
+        return placed(model, text, images)[0]
+    return model.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _with_texts(conversation: Conversation, attached: Mapping[str, Attached]) -> Conversation:
+    """Return a conversation with the texts of its files."""
+    texts = {mark: each for mark, each in attached.items() if isinstance(each, str)}
+    if not texts:
+        return conversation
+    messages = [replace(m, content=filled(m.content, texts)) for m in conversation.messages]
+    return replace(conversation, messages=messages)
+
+
+def _images(attached: Mapping[str, Attached]) -> dict[str, ImageInput]:
+    return {mark: each for mark, each in attached.items() if isinstance(each, ImageInput)}
+
+
+def _arranged(
+    model: ModelInfo, conversation: Conversation, images: Mapping[str, ImageInput]
+) -> Conversation:
+    """Return a conversation with its images where the model is used to them."""
+    if not images or not image_text(model).is_first:
+        return conversation
+    messages = [replace(m, content=moved_first(m.content)) for m in conversation.messages]
+    return replace(conversation, messages=messages)
 
 
 def _with_images(
@@ -127,10 +172,7 @@ def _with_images(
     truncation: Truncation | None,
     images: Mapping[str, ImageInput],
 ) -> ChatPrompt:
-    written = image_text(model)
-    if written.is_first:
-        messages = [replace(m, content=moved_first(m.content)) for m in conversation.messages]
-        conversation = replace(conversation, messages=messages)
+    conversation = _arranged(model, conversation, images)
     text = _rendered(model, conversation, format_)
     _check_length(model, [text])
     token_ids, found = placed(model, text, images)
@@ -143,8 +185,9 @@ def _with_images(
         )
     if truncation is not None and len(token_ids) > truncation.max_tokens(model):
         raise InvalidRequest("truncate_prompt_tokens", "a prompt with images cannot be truncated")
-    shown = MARK.sub(lambda mark: written.text if mark[0] in images else mark[0], text)
-    return ChatPrompt(shown, token_ids, found)
+    written = image_text(model).text
+    shown = MARK.sub(lambda mark: written if mark[0] in images else mark[0], text)
+    return ChatPrompt(shown, token_ids, text, found)
 
 
 def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageFormat) -> str:

@@ -5,13 +5,15 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from batching.block_store.keys import Key
+from batching.block_manager import BlockHash
+from batching.block_store.keys import Key, Kind
 from batching.block_store.model_note import write_note
 from batching.host.private_files import check_folder
 
@@ -28,6 +30,9 @@ _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 8 << 30
 
 
+# Files may be retained for so long, in nanoseconds.  Who has a later time was used by a clock that was ahead.
+_MAX_RETENTION: Final = 25 * 3600 * 10**9
+
 # Of files that this process has written.
 _numbers: Final = count()
 
@@ -37,7 +42,7 @@ class NoRoom(Exception):
 
 
 class StoredFile(NamedTuple):
-    """A file in a store; `used` is in nanoseconds of Unix."""
+    """A file in a store; `used` is in nanoseconds of Unix, and in the future while it is retained."""
 
     used: int
     size: int
@@ -120,7 +125,8 @@ class StoreFolder:
     def _delete(self, num_bytes: int) -> int:
         """Delete files of so many bytes, if there are as many that may be; return how many it were."""
         num_deleted = 0
-        for file in sorted(self._deletable()):
+        latest = time.time_ns() + _MAX_RETENTION
+        for file in sorted(self._deletable(), key=lambda f: (f.used <= latest, f)):
             if num_deleted >= num_bytes:
                 break
             with suppress(FileNotFoundError):
@@ -148,6 +154,8 @@ class ModelFolder:
     Any thread may use it.  What killed servers have left of files that they were writing is deleted, unless another one
     has the model loaded, which may be writing.
 
+    A file that is retained was used, by its time, when that is over.
+
     num_bytes: the size of the files.
     """
 
@@ -156,6 +164,8 @@ class ModelFolder:
         self._folder = folder
         self._changes = threading.Lock()
         self._sizes: dict[Key, int] = {}
+        # Until when prefixes are retained, in nanoseconds of Unix.
+        self._retained: dict[BlockHash, int] = {}
         self.num_bytes = 0
         self._lock, self._is_alone = _share_lock(folder)
         if model_id:
@@ -196,6 +206,41 @@ class ModelFolder:
         with self._changes:
             self._sizes.clear()
             self.num_bytes = 0
+
+    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Delete the files of these prefixes as if they were used in so many seconds, and those that are written later.
+
+        0 ends that.
+        """
+        now = time.time_ns()
+        until = now + int(min(seconds * 1e9, _MAX_RETENTION))
+        keys = [Key(kind, each) for each in hashes for kind in Kind]
+        with self._changes:
+            self._retained = {h: u for h, u in self._retained.items() if u > now}
+            if seconds:
+                self._retained |= dict.fromkeys(hashes, until)
+            else:
+                for each in hashes:
+                    self._retained.pop(each, None)
+            keys = [key for key in keys if key in self._sizes]
+        for key in keys:
+            self._set_used(key, until)
+
+    def mark_retained(self, key: Key) -> None:
+        """Set the time of a file that was written, if its prefix is retained."""
+        if (until := self._retained.get(key.block_hash, 0)) > time.time_ns():
+            self._set_used(key, until)
+
+    def mark_used(self, key: Key) -> None:
+        """Set the time of a file that was read to now, unless it is retained."""
+        now = time.time_ns()
+        with suppress(OSError):
+            if not now < self.path_of(key).stat().st_mtime_ns <= now + _MAX_RETENTION:
+                self._set_used(key, now)
+
+    def _set_used(self, key: Key, used: int) -> None:
+        with suppress(OSError):
+            os.utime(self.path_of(key), ns=(used, used))
 
     def close(self) -> None:
         os.close(self._lock)

@@ -1,7 +1,6 @@
 """Reads entries of a model, in a thread, before steps need them."""
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -131,8 +130,7 @@ class ReadAhead:
             logger.debug("%s cannot be read: %s", path, error)
             self._stats.num_lost += 1
         else:
-            with suppress(OSError):
-                os.utime(path)
+            model.mark_used(key)
             self._count(entry.num_bytes, self._clock() - began)
             self._host.add(entry)
             return entry

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from batching.block_manager import BlockHash
 from batching.block_store.entry_file import Entry
 from batching.block_store.folder import ModelFolder, StoreFolder
 from batching.block_store.host_blocks import HostBlocks
@@ -158,6 +159,11 @@ class BlockStore:
             return 0.0
         num_bytes = sum(self._disk.folder.size_of(key) for key in keys if key not in self._host)
         return num_bytes * self.stats.reading.seconds
+
+    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Delete the entries of these prefixes, also those that are put later, as if they were used in so many seconds."""
+        if self._disk is not None:
+            self._disk.writer.retain(self._disk.folder, hashes, seconds)
 
     def fetch(self, keys: Sequence[Key]) -> None:
         """Begin to read these, in this order."""

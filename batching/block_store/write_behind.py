@@ -4,12 +4,13 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
+from batching.block_manager import BlockHash
 from batching.block_store.entry_file import Entry, write
 from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder, part_of
 from batching.block_store.statistics import Skip, StoreStats
@@ -25,6 +26,12 @@ class _Waiting(NamedTuple):
     model: ModelFolder
     stats: StoreStats
     entry: Entry
+
+
+class _Retaining(NamedTuple):
+    model: ModelFolder
+    hashes: Sequence[BlockHash]
+    seconds: float
 
 
 class WriteBehind:
@@ -45,7 +52,7 @@ class WriteBehind:
         self._limit = limit
         self._max_queued_bytes = max_queued_bytes
         self._clock = clock
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_Waiting | _Retaining] = deque()
         # Those that are being written included.
         self._num_queued = self._num_queued_bytes = 0
         self._changed = threading.Condition()
@@ -64,11 +71,19 @@ class WriteBehind:
             if self._num_queued_bytes + entry.num_bytes > self._max_queued_bytes:
                 stats.skipped[Skip.QUEUE_FULL] += 1
                 return False
-            self._queue.append(_Waiting(model, stats, entry))
-            self._num_queued += 1
             self._num_queued_bytes += entry.num_bytes
-            self._changed.notify_all()
+            self._append(_Waiting(model, stats, entry))
         return True
+
+    def retain(self, model: ModelFolder, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Queue what `ModelFolder.retain` does, behind the entries that were put before."""
+        with self._changed:
+            self._append(_Retaining(model, hashes, seconds))
+
+    def _append(self, item: "_Waiting | _Retaining") -> None:
+        self._queue.append(item)
+        self._num_queued += 1
+        self._changed.notify_all()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that is queued was written; return whether it was, within `timeout` seconds."""
@@ -91,11 +106,16 @@ class WriteBehind:
                 self._changed.wait_for(lambda: self._queue or self._is_closing)
                 if self._is_closing:
                     return
-                waiting = self._queue.popleft()
-            self._write(waiting)
+                item = self._queue.popleft()
+            num_bytes = 0
+            if isinstance(item, _Retaining):
+                item.model.retain(item.hashes, item.seconds)
+            else:
+                self._write(item)
+                num_bytes = item.entry.num_bytes
             with self._changed:
                 self._num_queued -= 1
-                self._num_queued_bytes -= waiting.entry.num_bytes
+                self._num_queued_bytes -= num_bytes
                 self._changed.notify_all()
 
     def _write(self, waiting: _Waiting) -> None:
@@ -126,6 +146,7 @@ class WriteBehind:
         self._folder.add(num_bytes)
         self._limit.add(num_bytes)
         model.add(entry.key, num_bytes)
+        model.mark_retained(entry.key)
         seconds = self._clock() - began
         stats.num_written += 1
         stats.bytes_written += num_bytes

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from batching.constraints.protocol import Constraint
 from batching.inputs.images import PlacedImage
+from batching.inputs.retention import NOT_RETAINED, Retention
 from batching.inputs.sampling_params import GREEDY, SamplingParams
 from batching.pooling import PoolingParams
 from batching.priority_queue import Priority
@@ -22,6 +23,7 @@ class SequenceSpec:
     constraint: a grammar, or a set of tokens, that the output must follow.
     is_best_effort: run only when no other request has work, as the lines of batches do.
     cache_salt: the prefix cache is shared only by requests with the same salt.
+    retention: how long its cached blocks stay when others need room.
     reports_progress: the outputs also report how much of the prompt is prefilled.
     pooling: return one vector instead of tokens.
     images: those of the prompt, in its order; their tokens are in it already.
@@ -37,6 +39,7 @@ class SequenceSpec:
     priority: Priority = Priority.NORMAL
     is_best_effort: bool = False
     cache_salt: str = ""
+    retention: Retention = NOT_RETAINED
     reports_progress: bool = False
     pooling: PoolingParams | None = None
     images: tuple[PlacedImage, ...] = ()

@@ -1,7 +1,7 @@
 """Manages the KV blocks and recurrent states of requests: allocation, sharing and reuse."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from batching.block_manager import (
     BlockContents,
@@ -14,6 +14,7 @@ from batching.block_store.keys import Key, Kind
 from batching.config import SchedulerConfig
 from batching.kv_cache.partial_blocks import PartialBlocks, PartialHit
 from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
+from batching.kv_cache.retained_blocks import RetainedBlocks
 from batching.kv_cache.state_slots import StateSlots
 from batching.kv_cache.store_orders import StoreOrders
 from batching.kv_cache.stored_blocks import StoredBlocks
@@ -23,6 +24,9 @@ from batching.priority_queue import RunningKey
 from batching.request import BatchRequest
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import RestoreOrder, SaveOrder, Slice
+
+# Of the blocks of the main pool, those that may be retained.
+_RETAINED_SHARE: Final = 0.5
 
 
 class NumBlocks(NamedTuple):
@@ -51,11 +55,13 @@ class KVCacheManager:
     partials: finds blocks that share only their first tokens with a prompt; None if requests start at
         block boundaries only.
     store: what is to be stored, and restored; None without a store, or a prefix cache.
+    retained: the blocks that requests ask to be evicted last; all can be, so that no request waits for them.
     """
 
     def __init__(self, config: SchedulerConfig, stored: StoredBlocks | None = None) -> None:
         self.block_manager = PagedBlockManager(config.num_blocks, config.block_size)
         self.prefix_cache = PrefixCache(self.block_manager)
+        self.retained = RetainedBlocks(int(config.num_blocks * _RETAINED_SHARE))
         self._copies: list[BlockCopy] = []
         self.states: StateSlots | None = None
         if config.num_checkpoints is not None:
@@ -78,6 +84,7 @@ class KVCacheManager:
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
         """Return the statistics with those of states, sliding-window layers and the store filled in."""
+        stats = stats._replace(num_retained_blocks=len(self.retained))
         if self.states is not None:
             stats = self.states.add_to(stats)
         if self.store is not None:
@@ -225,6 +232,18 @@ class KVCacheManager:
         """Return whether a request waits for what is read from the store."""
         return self.store is not None and self.store.is_restoring(request)
 
+    def pass_time(self, now: float, seconds_per_token: float) -> None:
+        """Look what is due when a step is planned.
+
+        now: in seconds on the engine's clock.
+        seconds_per_token: what computing a prompt takes; 0 is not known.
+        """
+        self.block_manager.now = now
+        self._retain(self.retained.expire(now), is_retained=False)
+        if self.store is not None:
+            self.store.seconds_per_token = seconds_per_token
+            self.store.pass_time(now)
+
     def commit(self, request: BatchRequest, s: Slice, stop: int) -> None:
         """Record that a slice of a request is computed up to `stop`, and make its full blocks findable.
 
@@ -238,7 +257,7 @@ class KVCacheManager:
         first, last = (at // self.block_manager.block_size for at in (s.start, stop))
         last = min(last, len(hashes))
         self._insert(request, hashes, first, last)
-        if self.store is not None:
+        if self.store is not None and request.spec.retention.may_store:
             contents = request.contents(range(first, last), self.block_manager.block_size)
             self.store.save_blocks(request, hashes, contents, first)
         if self.states is not None:
@@ -265,6 +284,7 @@ class KVCacheManager:
             self.windows.release(request)
         if self.store is not None:
             self.store.release(request)
+        self._retain_prefixes(request, hashes)
         if not self._forget_copy(request) and self.partials is not None:
             self.partials.release(request)
         self.block_manager.release(request.block_table.block_ids)
@@ -274,6 +294,7 @@ class KVCacheManager:
     def forget_cached(self) -> None:
         """Make all blocks unfindable, since their contents are lost after a failed step."""
         self.block_manager.forget_cached()
+        self.retained.forget()
         if self.windows is not None:
             self.windows.block_manager.forget_cached()
         if self.store is not None:
@@ -288,11 +309,38 @@ class KVCacheManager:
             contents = request.contents(range(first, stop), self.block_manager.block_size)
         self.prefix_cache.insert(hashes, request.block_table, first, stop, contents)
 
+    def _retain_prefixes(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
+        """Retain what a request that leaves has asked for; the longest time is that of the first blocks."""
+        retention, size = request.spec.retention, self.block_manager.block_size
+        first, num_computed = 0, request.num_computed_tokens
+        for num_tokens, seconds in retention.prefixes:
+            stop = num_computed if num_tokens is None else min(num_tokens, num_computed)
+            blocks = hashes[first : stop // size]
+            first = max(first, stop // size)
+            given_way = self.retained.retain(
+                retention.group, blocks, seconds, self.block_manager.now
+            )
+            self._retain(blocks)
+            self._retain(given_way, is_retained=False)
+            if self.store is not None and retention.may_store:
+                self.store.retain(blocks, seconds)
+                self.store.retain(given_way, 0.0)
+
+    def _retain(self, hashes: Sequence[BlockHash], *, is_retained: bool = True) -> None:
+        managers = [self.block_manager]
+        if self.windows is not None:
+            managers.append(self.windows.block_manager)
+        for block_hash in hashes:
+            for manager in managers:
+                manager.retain(block_hash, is_retained=is_retained)
+            if self.states is not None:
+                self.states.checkpoints.retain(block_hash, is_retained=is_retained)
+
     def _save_states(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
         """Ask for new checkpoints to be stored."""
         assert self.states is not None
         for slot, position in self.states.take_stored():
-            if self.store is not None:
+            if self.store is not None and request.spec.retention.may_store:
                 index = position // self.block_manager.block_size - 1
                 (prefix,) = request.contents([index], self.block_manager.block_size)
                 key = Key(Kind.STATE, hashes[index])

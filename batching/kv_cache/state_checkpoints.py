@@ -9,6 +9,8 @@ from batching.block_manager import BlockHash
 class StateCheckpoints:
     """Maps the hash of a block to the slot of the recurrent state after it; evicts the least recently used.
 
+    Those that are retained are evicted when all are.
+
     If a request finds blocks but no state at their end, it marks the hash as wanted; the next request that
     computes that block stores the state.
 
@@ -29,6 +31,7 @@ class StateCheckpoints:
         # Both least recently used first.
         self._slot_by_hash: OrderedDict[BlockHash, int] = OrderedDict()
         self._wanted: OrderedDict[BlockHash, None] = OrderedDict()
+        self._retained: set[BlockHash] = set()
 
     def __len__(self) -> int:
         return len(self._slot_by_hash)
@@ -57,13 +60,24 @@ class StateCheckpoints:
             self._slot_by_hash.move_to_end(block_hash)
             return None
         if not self._free:
-            _, slot = self._slot_by_hash.popitem(last=False)
-            self._free.append(slot)
+            evicted = next(
+                (each for each in self._slot_by_hash if each not in self._retained),
+                next(iter(self._slot_by_hash)),
+            )
+            self._free.append(self._slot_by_hash.pop(evicted))
+            self._retained.discard(evicted)
             self.num_evicted += 1
         self._wanted.pop(block_hash, None)
         self._slot_by_hash[block_hash] = self._free.pop()
         self.num_stored += 1
         return self._slot_by_hash[block_hash]
+
+    def retain(self, block_hash: BlockHash, *, is_retained: bool = True) -> None:
+        """Evict the checkpoint with this hash, if there is one, behind those that are not retained; or no longer."""
+        if is_retained and block_hash in self._slot_by_hash:
+            self._retained.add(block_hash)
+        else:
+            self._retained.discard(block_hash)
 
     def want(self, block_hash: BlockHash) -> None:
         """Ask the next request that computes this block for a checkpoint, if there is none."""
@@ -82,3 +96,4 @@ class StateCheckpoints:
         """Drop all checkpoints, as after a failed step."""
         self._free += self._slot_by_hash.values()
         self._slot_by_hash.clear()
+        self._retained.clear()

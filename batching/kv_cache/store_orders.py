@@ -226,6 +226,11 @@ class StoreOrders:
     def save_state(self, order: SaveOrder, *, is_of_prompt: bool) -> None:
         self._saved.add(order, is_of_prompt=is_of_prompt)
 
+    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Keep what is stored of these prefixes for so long; 0 is no longer than others."""
+        if hashes:
+            self._stored.retain(hashes, seconds)
+
     def pass_time(self, now: float) -> None:
         """Give storing its share of the time since the last call; `now` is in seconds."""
         passed, self._now = max(0.0, now - self._now), now

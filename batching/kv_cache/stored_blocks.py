@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from batching.block_manager import BlockHash
 from batching.block_store.keys import Fetch, Key
 from batching.block_store.statistics import StoreStats
 
@@ -36,6 +37,10 @@ class StoredBlocks(Protocol):
 
     def seconds_to_read(self, keys: Sequence[Key]) -> float:
         """Return about how long reading these takes; 0 before anything was read."""
+        ...
+
+    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Delete the entries of these prefixes, also those that are put later, as if they were used in so many seconds."""
         ...
 
     def fetch(self, keys: Sequence[Key]) -> None:

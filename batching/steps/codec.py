@@ -11,6 +11,7 @@ from batching.block_store.keys import Key, Kind
 from batching.constraints.grammar import Grammar
 from batching.constraints.protocol import AllowedTokens
 from batching.inputs.images import ImageInput, PlacedImage, Span, TowerArray
+from batching.inputs.retention import RetainedPrefix, Retention
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingParams, PoolingType
@@ -28,7 +29,15 @@ from batching.steps.step_plan import (
 # A plan is made of these, of numbers, texts and tuples: nothing else is read.
 _CLASSES: Final = (
     *(StepPlan, StartedSequence, Slice, EncodeOrder, StateCopy, BlockCopy, BlockIds, Run),
-    *(SequenceSpec, SamplingParams, PoolingParams, PoolingType, Priority),
+    *(
+        SequenceSpec,
+        SamplingParams,
+        PoolingParams,
+        PoolingType,
+        Priority,
+        Retention,
+        RetainedPrefix,
+    ),
     *(AllowedTokens, Grammar, frozenset),
     *(ImageInput, PlacedImage, Span, TowerArray),
     *(SaveOrder, RestoreOrder, Key, Kind),

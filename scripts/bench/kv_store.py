@@ -141,7 +141,8 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parser.parse_args(arguments)
     with TemporaryDirectory(dir=chosen.folder) as temporary:
         measure_reading(chosen.model, chosen.tokens, chosen.times, Path(temporary, "read"))
-        measure_writing(chosen.model, chosen.writing_times, Path(temporary, "write"))
+        if chosen.writing_times:
+            measure_writing(chosen.model, chosen.writing_times, Path(temporary, "write"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from batching.block_manager import BlockHash
 from batching.block_store.entry_file import Entry
 from batching.block_store.keys import Fetch, Key
 from batching.block_store.statistics import StoreStats
@@ -15,6 +16,7 @@ class FakeStore:
 
     def __init__(self, draw: Callable[[int], int] = lambda _: 0) -> None:
         self.entries: dict[Key, Entry] = {}
+        self.retained: dict[BlockHash, float] = {}
         self.stats = StoreStats()
         self._draw = draw
         self._asked: dict[Key, Fetch] = {}
@@ -38,6 +40,9 @@ class FakeStore:
 
     def seconds_to_read(self, keys: Sequence[Key]) -> float:
         return sum(map(self.size_of, keys)) * self.stats.reading.seconds
+
+    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        self.retained |= dict.fromkeys(hashes, seconds)
 
     def fetch(self, keys: Sequence[Key]) -> None:
         for key in keys:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
 
+from app.api.anthropic.cache_control import CacheableBlock
 from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import GivenName, Text, field_error, json_text
 from app.prompts.file_text import document
@@ -27,7 +28,7 @@ def _as_blocks(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class TextParam(RequestModel):
+class TextParam(CacheableBlock):
     type: Literal["text"]
     text: Text
 
@@ -67,7 +68,7 @@ class UploadedFile(RequestModel):
         return [FileSource(self.file_id, name=title)]
 
 
-class ImageParam(RequestModel):
+class ImageParam(CacheableBlock):
     type: Literal["image"]
     source: Annotated[Base64Image | UrlImage | UploadedFile, Field(discriminator="type")]
 
@@ -126,7 +127,7 @@ def _check_source(source: Any) -> Any:
     return source
 
 
-class DocumentParam(RequestModel):
+class DocumentParam(CacheableBlock):
     defaults: ClassVar[Defaults] = {"citations": ({}, {"enabled": False})}
 
     type: Literal["document"]
@@ -164,7 +165,7 @@ class RedactedThinkingParam(RequestModel):
     data: Text
 
 
-class ToolUseParam(RequestModel):
+class ToolUseParam(CacheableBlock):
     type: Literal["tool_use"]
     id: GivenName
     name: GivenName
@@ -198,7 +199,7 @@ _ResultBlock = Annotated[
 ]
 
 
-class ToolResultParam(RequestModel):
+class ToolResultParam(CacheableBlock):
     type: Literal["tool_result"]
     tool_use_id: GivenName
     content: Annotated[

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from app.api.anthropic.blocks import (
@@ -14,10 +15,11 @@ from app.api.anthropic.blocks import (
     ToolUseParam,
     parts_of,
 )
+from app.api.anthropic.cache_control import longest
 from app.api.anthropic.request import PromptRequest, TurnParam
 from app.api.unsealer import Unsealer
 from app.parsing.tool_spec import ToolSpec
-from app.prompts.conversation import ChatMessage, Conversation, ToolCall
+from app.prompts.conversation import Breakpoint, ChatMessage, Conversation, ToolCall
 from app.prompts.image_marks import Attachment, Source, attachments_in, joined
 from app.storage.seal import ForgedValue, Sealer
 from batching import InvalidRequest
@@ -38,8 +40,9 @@ def to_conversation(body: PromptRequest, sealer: Sealer) -> Conversation:
         InvalidRequest: a signature is forged, or a turn refers to what is not there.
     """
     turns, continues = _without_empty_prefill(body.messages)
+    messages = [*_system(body.system), *_Turns(body.tool_specs, sealer).of(turns)]
     return Conversation(
-        messages=[*_system(body.system), *_Turns(body.tool_specs, sealer).of(turns)],
+        messages=_with_ends(messages, body),
         tools=body.tool_specs,
         tool_choice=body.effective_tool_choice,
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
@@ -92,11 +95,31 @@ def _without_empty_prefill(messages: Sequence[TurnParam]) -> tuple[Sequence[Turn
     return messages[:-1], False
 
 
+def _with_ends(messages: list[ChatMessage], body: PromptRequest) -> list[ChatMessage]:
+    """Return the messages with the breakpoints of the tools, and with that of the whole prompt."""
+    if seconds := longest(body.tools):
+        # Templates write tools before the first turn, in or around the system's message.
+        roles = [message.role for message in messages]
+        first = next((i for i, role in enumerate(roles) if role != "system"), 0)
+        before = [Breakpoint(0, seconds), *messages[first].breakpoints]
+        messages[first] = replace(messages[first], breakpoints=before)
+    if (control := body.cache_control) is not None:
+        end = Breakpoint(len(messages[-1].content), control.seconds)
+        messages[-1] = replace(messages[-1], breakpoints=[*messages[-1].breakpoints, end])
+    return messages
+
+
+def _breakpoints(blocks: Sequence[object]) -> tuple[Breakpoint, ...]:
+    """Return the ends of what is to be cached in the text of these blocks."""
+    ends = ((index + 1, longest([block])) for index, block in enumerate(blocks))
+    return tuple(Breakpoint(len(_text(blocks[:end])), seconds) for end, seconds in ends if seconds)
+
+
 def _system(blocks: Sequence[TextParam]) -> Iterable[ChatMessage]:
     if blocks and blocks[0].text.startswith(_BILLING_LINE):
         blocks = blocks[1:]
     if blocks:
-        yield ChatMessage(role="system", content=_text(blocks))
+        yield ChatMessage(role="system", content=_text(blocks), breakpoints=_breakpoints(blocks))
 
 
 def _text(blocks: Iterable[object]) -> str:
@@ -119,7 +142,11 @@ class _Turns:
             elif message.role == "user":
                 yield from self._user(message, f"messages.{index}")
             else:
-                yield ChatMessage(role="system", content=_text(message.content))
+                yield ChatMessage(
+                    role="system",
+                    content=_text(message.content),
+                    breakpoints=_breakpoints(message.content),
+                )
 
     def _assistant(self, message: TurnParam, param: str) -> ChatMessage:
         calls = [
@@ -138,6 +165,7 @@ class _Turns:
             content=_text(message.content),
             reasoning=_SEPARATOR.join(thinking) if thinking else None,
             tool_calls=calls,
+            breakpoints=_breakpoints(message.content),
         )
 
     def _user(self, message: TurnParam, param: str) -> Iterable[ChatMessage]:
@@ -145,13 +173,16 @@ class _Turns:
         results = [block for block in message.content if isinstance(block, ToolResultParam)]
         results.sort(key=lambda r: self._calls.get(_call_id(r.tool_use_id), len(self._calls)))
         for result in results:
+            content, seconds = self._result(result, param), longest([result, *result.content])
             yield ChatMessage(
                 role="tool",
-                content=self._result(result, param),
+                content=content,
                 tool_call_id=_call_id(result.tool_use_id),
+                breakpoints=[Breakpoint(len(content), seconds)] if seconds else (),
             )
-        if len(results) < len(message.content) or not results:
-            yield ChatMessage(role="user", content=_text(message.content))
+        others = [block for block in message.content if not isinstance(block, ToolResultParam)]
+        if others or not results:
+            yield ChatMessage(role="user", content=_text(others), breakpoints=_breakpoints(others))
 
     def _result(self, result: ToolResultParam, param: str) -> str:
         parts: list[str | Source] = []

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from app.api.anthropic.blocks import Content, SystemContent
+from app.api.anthropic.cache_control import CacheControl
 from app.api.anthropic.tools import ToolChoice, ToolList, tool_specs
 from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import (
@@ -20,7 +21,7 @@ from app.generation.params import GenerationParams
 from app.parsing import tool_spec
 from app.parsing.output_format import GrammarSpec
 from app.parsing.tool_spec import ToolSpec
-from batching import json_schema_grammar
+from batching import RetainedPrefix, Retention, json_schema_grammar
 
 # The limit is for all turns together: validating a block takes some six microseconds of the event loop.
 _MAX_BLOCKS: Final = 16_384
@@ -107,6 +108,12 @@ class OutputConfig(RequestModel):
     format: JsonFormat | None = None
 
 
+class Metadata(RequestModel):
+    """What is cached for one user is bounded."""
+
+    user_id: Text | None = Field(default=None, max_length=1024)
+
+
 class PromptRequest(RequestModel):
     """The fields that determine the prompt, and those that constrain the completion."""
 
@@ -119,6 +126,10 @@ class PromptRequest(RequestModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)
+    cache_control: CacheControl | None = Field(
+        default=None, description="As of the last block of the prompt."
+    )
+    metadata: Metadata = Field(default_factory=Metadata)
 
     @model_validator(mode="after")
     def _check_tool_choice(self) -> Self:
@@ -170,7 +181,8 @@ class MessagesRequest(PromptRequest):
     stream: bool = False
     service_tier: Literal["auto", "standard_only"] = "auto"
 
-    def to_generation_params(self) -> GenerationParams:
+    def to_generation_params(self, retained: tuple[RetainedPrefix, ...]) -> GenerationParams:
+        """Return the parameters; `retained` are the beginnings of the prompt that are to be cached."""
         return GenerationParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -179,4 +191,5 @@ class MessagesRequest(PromptRequest):
             default_max_tokens=_DEFAULT_MAX_TOKENS,
             clamp_max_tokens=True,
             stop=self.stop_sequences,
+            retention=Retention(self.metadata.user_id or "", retained),
         )

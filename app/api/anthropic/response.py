@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from app.api.schemas.errors import error_responses
 from app.observability.request_record import TokenUsage
 
+_HOUR: Final = 3600.0
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -38,23 +40,36 @@ class ThinkingTokens(BaseModel):
     thinking_tokens: int
 
 
-class MessageUsage(BaseModel):
-    """`input_tokens` are those of the prompt that were not cached.
+class CacheCreation(BaseModel):
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
 
-    Whatever is computed is cached without a price of its own, so no tokens count as written.
+
+class MessageUsage(BaseModel):
+    """The tokens of the prompt are those three together.
+
+    What is computed counts as created up to the last `cache_control`, as it is retained; a stream knows what was
+    cached at its end.
     """
 
     input_tokens: int
     cache_creation_input_tokens: int
+    cache_creation: CacheCreation
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens
 
     @classmethod
     def of(cls, usage: TokenUsage) -> Self:
+        written = usage.written_tokens
+        hour = sum(number for seconds, number in written.items() if seconds >= _HOUR)
+        created = usage.num_written_tokens
         return cls(
-            input_tokens=usage.num_prompt_tokens - usage.num_cached_tokens,
-            cache_creation_input_tokens=0,
+            input_tokens=usage.num_prompt_tokens - usage.num_cached_tokens - created,
+            cache_creation_input_tokens=created,
+            cache_creation=CacheCreation(
+                ephemeral_5m_input_tokens=created - hour, ephemeral_1h_input_tokens=hour
+            ),
             cache_read_input_tokens=usage.num_cached_tokens,
             output_tokens=usage.num_output_tokens,
             output_tokens_details=ThinkingTokens(thinking_tokens=usage.num_reasoning_tokens),

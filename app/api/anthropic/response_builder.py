@@ -191,7 +191,8 @@ async def message_events(generation: Generation, builder: MessageBuilder) -> Asy
 
 def _last_delta(reason: ChoiceFinishReason, stop: str | None, usage: TokenUsage) -> bytes:
     delta = {"stop_reason": _stop_reason(reason, stop), "stop_sequence": stop}
-    return _event("message_delta", delta=delta, usage=MessageUsage.of(usage))
+    totals = MessageUsage.of(usage).model_dump(exclude={"cache_creation"})
+    return _event("message_delta", delta=delta, usage=totals)
 
 
 # Whole pairs and escaped backslashes come first, and stay.

@@ -39,7 +39,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
             request,
             engine,
             [chat.prompt.token_ids],
-            body.to_generation_params(),
+            body.to_generation_params(chat.retained),
             completion_id=f"msg_{uuid4().hex}",
             output=chat.output,
             images=chat.prompt.images,

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from app.api.anthropic.cache_control import CacheableBlock
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text, field_error
 from app.api.schemas.tools import Parameters, check_tool_specs, check_tools_size, full_parameters
@@ -17,7 +18,7 @@ _Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 _Kind = Annotated[Text, Field(max_length=128)]
 
 
-class CustomTool(RequestModel):
+class CustomTool(CacheableBlock):
     """A tool of the client.
 
     With `defer_loading` the prompt describes it where a `tool_reference` names it.
@@ -40,7 +41,7 @@ class CustomTool(RequestModel):
         )
 
 
-class ServerTool(RequestModel):
+class ServerTool(CacheableBlock):
     """A tool that Anthropic's models know or its servers run: not part of the prompt here."""
 
     type: _Kind

@@ -206,7 +206,7 @@ def test_what_is_read_was_used(reading: Reading) -> None:
 def test_a_folder_that_turned_read_only_is_read(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("os.utime", fail)

@@ -73,10 +73,10 @@ OutputItem = Message | Reasoning | FunctionCall | CustomToolCall
 
 
 class InputTokensDetails(BaseModel):
-    """Writing to the prefix cache costs nothing, so it is not counted."""
+    """`cache_write_tokens` were computed, and are retained as the request asks."""
 
     cached_tokens: int
-    cache_write_tokens: Literal[0] = 0
+    cache_write_tokens: int
 
 
 class OutputTokensDetails(BaseModel):
@@ -97,7 +97,8 @@ class ResponseUsage(BaseModel):
         return cls(
             input_tokens=usage.num_prompt_tokens,
             input_tokens_details=InputTokensDetails(
-                cached_tokens=usage.num_cached_tokens, cache_write_tokens=0
+                cached_tokens=usage.num_cached_tokens,
+                cache_write_tokens=usage.num_written_tokens,
             ),
             output_tokens=usage.num_output_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.num_reasoning_tokens),
@@ -134,6 +135,7 @@ class ResponseObject(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
+    prompt_cache_retention: str | None
     reasoning: dict[str, Any]
     safety_identifier: str | None
     service_tier: str

@@ -1,11 +1,12 @@
 """`/v1/responses`: the request."""
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from app.api.openai.responses.input_items import InputItems, all_tools
 from app.api.openai.responses.tools import ToolChoice, ToolList, check_tool_choice
+from app.api.openai.schemas.prompt_cache import PromptCacheFields
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
 from app.api.schemas.base import Defaults, RequestModel
@@ -103,19 +104,13 @@ class ReasoningConfig(RequestModel):
         return {"effort": self.effort, "summary": summary}
 
 
-class PromptCacheOptions(RequestModel):
-    """The options have no effect on the prefix cache."""
-
-    defaults: ClassVar[Defaults] = {"prewarm": (False,)}
-
-
 class StreamOptions(RequestModel):
     """`include_obfuscation` adds nothing to the text, and is never on."""
 
     include_obfuscation: bool = False
 
 
-class ResponseRequest(RequestModel):
+class ResponseRequest(PromptCacheFields):
     """Fields are OpenAI's, and some of vLLM's."""
 
     defaults = _UNSUPPORTED
@@ -164,8 +159,6 @@ class ResponseRequest(RequestModel):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] = (
         "auto"
     )
-    prompt_cache_options: PromptCacheOptions | None = None
-    prompt_cache_key: Annotated[Text, Field(max_length=1024)] | None = None
     safety_identifier: Annotated[Text, Field(max_length=1024)] | None = None
     user: Annotated[Text, Field(max_length=1024)] | None = None
     cache_salt: CacheSalt | None = None
@@ -228,4 +221,5 @@ class ResponseRequest(RequestModel):
             max_tokens=self.max_output_tokens,
             logprobs=self.num_logprobs,
             cache_salt=self.cache_salt,
+            retention=self.retention(),
         )

@@ -122,6 +122,7 @@ def new_response(body: ResponseRequest, job: GenerationJob) -> ResponseObject:
         parallel_tool_calls=body.parallel_tool_calls,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_retention=body.prompt_cache_retention,
         reasoning=body.reasoning.echo(),
         safety_identifier=body.safety_identifier,
         service_tier=tier,

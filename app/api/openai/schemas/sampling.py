@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from pydantic import AliasChoices, Field, model_validator
 
+from app.api.openai.schemas.prompt_cache import PromptCacheFields
 from app.api.openai.schemas.queue_options import QueueOptions
 from app.api.openai.schemas.response_options import ResponseOptions
 from app.api.openai.schemas.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
@@ -25,7 +26,7 @@ from app.api.schemas.fields import (
 from app.generation.params import GenerationParams
 from app.parsing.output_format import GrammarSpec
 from app.prompts.render import Truncation
-from batching import InvalidRequest, gbnf_grammar, json_schema_grammar
+from batching import NOT_STORED, InvalidRequest, gbnf_grammar, json_schema_grammar
 
 # An upper bound of the setting MLX_SERVER_MAX_CHOICES.
 MAX_CHOICES: Final = 128
@@ -45,7 +46,7 @@ _UNLIMITED: Final = ("n_predict", "num_predict")  # with -1
 BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
-class GenerationRequest(ResponseOptions, QueueOptions):
+class GenerationRequest(ResponseOptions, QueueOptions, PromptCacheFields):
     """Ranges are vLLM's, and OpenAI's where it has the field."""
 
     model: Text | None = Field(default=None, description="The default model if left out.")
@@ -200,6 +201,7 @@ class GenerationRequest(ResponseOptions, QueueOptions):
             prompt_logprobs=self.prompt_logprobs,
             logprob_token_ids=self.logprob_token_ids,
             cache_salt=self.cache_salt if self.cache_prompt else uuid4().hex,
+            retention=self.retention() if self.cache_prompt else NOT_STORED,
             report_progress=self.return_progress,
         )
 

@@ -2,7 +2,7 @@
 
 A field is listed with the values that ask for nothing.  Any other value would change the output,
 so the request is refused by an error that names the field.  Fields that cannot change the output
-(`user`, `metadata`, `prompt_cache_key`, ...) are not listed and have no effect.
+(`user`, `metadata`, `safety_identifier`, ...) are not listed and have no effect.
 """
 
 from typing import Final

@@ -10,9 +10,10 @@ from batching import SequenceStats
 
 
 class PromptTokensDetails(BaseModel):
-    """`image_tokens` is there with images only."""
+    """`image_tokens` is there with images only, and `cache_write_tokens` if the prompt is to be retained."""
 
     cached_tokens: int
+    cache_write_tokens: int | None = None
     image_tokens: int | None = None
 
 
@@ -32,12 +33,13 @@ class Usage(BaseModel):
     @classmethod
     def of(cls, usage: TokenUsage) -> Self:
         images = {"image_tokens": usage.num_image_tokens} if usage.num_image_tokens else {}
+        written = {"cache_write_tokens": usage.num_written_tokens} if usage.written_tokens else {}
         return cls(
             prompt_tokens=usage.num_prompt_tokens,
             completion_tokens=usage.num_output_tokens,
             total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
             prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=usage.num_cached_tokens, **images
+                cached_tokens=usage.num_cached_tokens, **written, **images
             ),
             completion_tokens_details=CompletionTokensDetails(
                 reasoning_tokens=usage.num_reasoning_tokens

@@ -354,7 +354,7 @@ def test_parameters_of_a_completion() -> None:
             "fallbacks": "default",
         }
     )
-    params = body.to_generation_params()
+    params = body.to_generation_params(())
     assert params.clamp_max_tokens
     assert (
         params.max_tokens,

@@ -35,6 +35,7 @@ def usage(num_output: int, *, num_input: int = len(PROMPT), num_thinking: int = 
     return {
         "input_tokens": num_input,
         "cache_creation_input_tokens": 0,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "cache_read_input_tokens": 0,
         "output_tokens": num_output,
         "output_tokens_details": {"thinking_tokens": num_thinking},

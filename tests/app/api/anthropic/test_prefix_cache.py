@@ -59,8 +59,10 @@ async def run_agent(server: Served, agent: int) -> list[tuple[int, int]]:
             messages=messages, tools=tools, system=[billing(agent), text(INSTRUCTIONS)]
         )
         message = response.json()
-        cached = message["usage"]["cache_read_input_tokens"]
-        numbers.append((message["usage"]["input_tokens"] + cached, cached))
+        usage = message["usage"]
+        cached = usage["cache_read_input_tokens"]
+        total = usage["input_tokens"] + usage["cache_creation_input_tokens"] + cached
+        numbers.append((total, cached))
         messages += [
             {"role": "assistant", "content": message["content"]},
             {"role": "user", "content": f"Continue with step {turn}."},

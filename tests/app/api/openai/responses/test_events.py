@@ -76,6 +76,7 @@ async def test_a_response_has_all_that_openai_sends() -> None:
         "parallel_tool_calls": True,
         "previous_response_id": None,
         "prompt_cache_key": None,
+        "prompt_cache_retention": None,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": None,
         "service_tier": "default",

@@ -1,0 +1,40 @@
+"""How long the cached keys and values of a prompt stay when others need room."""
+
+from typing import Final, NamedTuple
+
+
+class RetainedPrefix(NamedTuple):
+    """The first `num_tokens` tokens of a prompt, for so many seconds after their last use.
+
+    num_tokens: None is the whole prompt, and its output.
+    """
+
+    num_tokens: int | None
+    seconds: float
+
+
+class Retention(NamedTuple):
+    """What a request asks of the prefix cache beyond its own time.
+
+    group: whose blocks these are, as a session: those of one group are bounded, and all of them together.
+    prefixes: the longer ones have the shorter times; none is retained by default.
+    may_store: keys and values may be written to disk.
+    """
+
+    group: str = ""
+    prefixes: tuple[RetainedPrefix, ...] = ()
+    may_store: bool = True
+
+    def num_written(self, num_prompt_tokens: int, num_cached_tokens: int) -> dict[float, int]:
+        """Return how many tokens of a prompt are retained that were not cached, by the seconds."""
+        written: dict[float, int] = {}
+        done = num_cached_tokens
+        for num_tokens, seconds in self.prefixes:
+            stop = num_prompt_tokens if num_tokens is None else num_tokens
+            written[seconds] = max(0, stop - done)
+            done = max(done, stop)
+        return written
+
+
+NOT_RETAINED: Final = Retention()
+NOT_STORED: Final = Retention(may_store=False)
