@@ -6,7 +6,8 @@ from typing import Any, Final
 import pytest
 
 from app.parsing.formats.model_format import message_format
-from app.prompts.conversation import ChatMessage, Conversation
+from app.prompts.chat import prepare_chat
+from app.prompts.conversation import Breakpoint, ChatMessage, Conversation
 from app.prompts.image_marks import FileSource, ImageSource, Source, joined
 from app.prompts.image_places import ImageText, image_text
 from app.prompts.render import Attached, ChatPrompt, PromptTooLong, Truncation, chat_prompt
@@ -193,3 +194,26 @@ def test_a_text_that_is_too_long_is_not_tokenized() -> None:
         prompt("a" * 400, ONE, tokenizer=Known())
     # A mark has more characters than its image has tokens.
     assert prompt("a" * 350, ONE, tokenizer=Known()).images
+
+
+@rows(
+    ("parts", "num_parts", "expected"),
+    [
+        (["a", ONE, "b", TWO], 2, "user: a(1)"),
+        (["a", ONE, "b", TWO], 3, "user: a(1)b"),
+        ([TWO, "a", NOTES, "b"], 3, "user: (2)a\nnotes\n"),
+        ([NOTES, "b"], 1, "user: \nnotes\n"),
+    ],
+)
+def test_what_is_retained_may_end_behind_an_image_or_a_file(
+    parts: list[str | Source], num_parts: int, expected: str
+) -> None:
+    end = Breakpoint(len(joined(parts[:num_parts])), 60)
+    turn = ChatMessage(role="user", content=joined(parts), breakpoints=[end])
+    for tokenizer in (SeeingTokenizer(), Template(first)):
+        made = prepare_chat(model(tokenizer), Conversation(messages=[turn]), attached=ATTACHED)
+        ((num_tokens, seconds),) = made.retained
+        assert seconds == 60
+        if not isinstance(tokenizer, Template):
+            assert shown(made.prompt.token_ids[:num_tokens]) == expected
+        assert num_tokens

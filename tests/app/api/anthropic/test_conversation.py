@@ -1,6 +1,7 @@
 """What a request becomes for the model."""
 
 import json
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -41,7 +42,8 @@ def conversation(*messages: dict[str, Any], **fields: Any) -> Conversation:
 
 
 def turns(*messages: dict[str, Any], **fields: Any) -> list[ChatMessage]:
-    return list(conversation(*messages, **fields).messages)
+    """Return the messages, without what is to be cached of them."""
+    return [replace(m, breakpoints=()) for m in conversation(*messages, **fields).messages]
 
 
 HI: Final = ChatMessage(role="user", content="Hi")
