@@ -55,6 +55,11 @@ _GAUGES: Final = (
         "Blocks in no use by requests whose contents a later request may reuse.",
         lambda s: s.num_cached_blocks,
     ),
+    Reading(
+        "mlx_server:retained_blocks",
+        "Blocks that requests asked to be evicted behind all others, for a time.",
+        lambda s: s.num_retained_blocks,
+    ),
 )
 
 _COUNTERS: Final = (

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from batching import NOT_RETAINED, NOT_STORED, RetainedPrefix, Retention
+from batching.block_manager import BlockHash
 from batching.kv_cache.retained_blocks import RetainedBlocks
 from batching.request import BatchRequest
 from batching.scheduler import UNLIMITED, ContinuousBatchingScheduler
@@ -193,8 +194,8 @@ def test_what_is_to_be_in_memory_only_is_not_stored(changes: dict[str, Any]) -> 
 def test_one_look_a_second_is_enough() -> None:
     retained = RetainedBlocks(8)
     assert retained.retain("a", [], 1, now=0) == []
-    hashes = [bytes([i]) * 32 for i in range(2)]
-    assert retained.retain("a", hashes[:1], 0.5, now=0) == []  # type: ignore[arg-type]
+    hashes = [BlockHash(bytes([i]) * 32) for i in range(2)]
+    assert retained.retain("a", hashes[:1], 0.5, now=0) == []
     assert retained.expire(0) == []
     assert retained.expire(0.9) == []
     assert retained.expire(1) == hashes[:1]

@@ -44,12 +44,12 @@ def test_what_is_retained(fields: dict[str, Any], expected: Retention) -> None:
 
 
 async def posted(server: Served, api: str, prompt: str = PROMPT, **fields: Any) -> dict[str, Any]:
-    body = {
+    bodies: dict[str, dict[str, Any]] = {
         "chat/completions": {"messages": [{"role": "user", "content": prompt}]},
         "completions": {"prompt": prompt},
         "responses": {"input": prompt},
-    }[api]
-    response = await server.post(f"/v1/{api}", body | fields)
+    }
+    response = await server.post(f"/v1/{api}", bodies[api] | fields)
     assert response.status_code == 200, response.text
     usage: dict[str, Any] = response.json()["usage"]
     return usage
