@@ -212,8 +212,23 @@ def test_outputs_are_those_of_an_engine_that_has_never_stopped(
 
 
 def files_of(folder: Path, kind: Kind) -> list[Path]:
-    """Return the files of a kind, oldest first."""
-    return sorted(folder.rglob(f"*.{kind}"), key=lambda path: path.stat().st_mtime_ns)
+    """Return the files of a kind, in the order of the prompt."""
+    keys = {path: Key.of_name(path.name) for path in folder.rglob("*.*")}
+    of_blocks = {path: key for path, key in keys.items() if key and key.kind is Kind.BLOCK}
+    parents = {
+        key.block_hash: read(path, path.parent.parent.name, key).parent
+        for path, key in of_blocks.items()
+    }
+
+    def depth(path: Path) -> int:
+        key, num = keys[path], 0
+        assert key is not None
+        block_hash = key.block_hash
+        while block_hash in parents:
+            block_hash, num = parents[block_hash], num + 1
+        return num
+
+    return sorted(folder.rglob(f"*.{kind}"), key=depth)
 
 
 def flip(path: Path) -> None:
