@@ -32,6 +32,9 @@ _FREE_BYTES: Final = 8 << 30
 
 # Files may be retained for so long, in nanoseconds.  Who has a later time was used by a clock that was ahead.
 _MAX_RETENTION: Final = 25 * 3600 * 10**9
+# A file is marked as used so often at most, and in a prefix each one so much before the next.
+_MARK_INTERVAL: Final = 60 * 10**9
+_BETWEEN_BLOCKS: Final = 1000
 
 # Of files that this process has written.
 _numbers: Final = count()
@@ -164,7 +167,8 @@ class ModelFolder:
         self._folder = folder
         self._changes = threading.Lock()
         self._sizes: dict[Key, int] = {}
-        # Until when prefixes are retained, in nanoseconds of Unix.
+        # The times of files that were marked, and until when prefixes are retained, in nanoseconds of Unix.
+        self._used: dict[Key, int] = {}
         self._retained: dict[BlockHash, int] = {}
         self.num_bytes = 0
         self._lock, self._is_alone = _share_lock(folder)
@@ -185,10 +189,13 @@ class ModelFolder:
         return self._folder / name[:2] / name
 
     def load(self) -> None:
-        """Find the files that are there."""
+        """Find the files that are there, and what is retained of them."""
+        now = time.time_ns()
         for file in files_in(self._folder):
             if (key := Key.of_name(file.path.name)) is not None:
                 self.add(key, file.size)
+                if now < file.used <= now + _MAX_RETENTION:
+                    self._retained[key.block_hash] = file.used
             elif self._is_alone and _is_part(file.path.name):
                 with suppress(OSError):
                     file.path.unlink()
@@ -201,44 +208,47 @@ class ModelFolder:
     def forget(self, key: Key) -> None:
         with self._changes:
             self.num_bytes -= self._sizes.pop(key, 0)
+            self._used.pop(key, None)
 
     def forget_all(self) -> None:
         with self._changes:
             self._sizes.clear()
+            self._used.clear()
             self.num_bytes = 0
 
-    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
-        """Delete the files of these prefixes as if they were used in so many seconds, and those that are written later.
+    def mark_used(self, hashes: Sequence[BlockHash], seconds: float = 0.0) -> None:
+        """Record that the blocks of a prefix are used, also in memory, until so many seconds from now.
 
-        0 ends that.
+        Files that are written later are retained as well.  The end of the prefix is deleted before its beginning.
         """
         now = time.time_ns()
         until = now + int(min(seconds * 1e9, _MAX_RETENTION))
-        keys = [Key(kind, each) for each in hashes for kind in Kind]
         with self._changes:
-            self._retained = {h: u for h, u in self._retained.items() if u > now}
+            self._retained = {each: end for each, end in self._retained.items() if end > now}
             if seconds:
-                self._retained |= dict.fromkeys(hashes, until)
-            else:
-                for each in hashes:
-                    self._retained.pop(each, None)
-            keys = [key for key in keys if key in self._sizes]
-        for key in keys:
-            self._set_used(key, until)
+                self._retained |= {each: max(until, self._retained.get(each, 0)) for each in hashes}
+        for index, each in enumerate(hashes):
+            used = self._retained.get(each, now)
+            for key in (Key(kind, each) for kind in Kind):
+                if key in self and used > self._used.get(key, 0) + _MARK_INTERVAL:
+                    self._mark(key, used - index * _BETWEEN_BLOCKS)
 
-    def mark_retained(self, key: Key) -> None:
+    def mark_written(self, key: Key) -> None:
         """Set the time of a file that was written, if its prefix is retained."""
-        if (until := self._retained.get(key.block_hash, 0)) > time.time_ns():
-            self._set_used(key, until)
+        if (until := self._retained.get(key.block_hash)) is not None:
+            self._mark(key, until)
 
-    def mark_used(self, key: Key) -> None:
-        """Set the time of a file that was read to now, unless it is retained."""
+    def end_retention(self, hashes: Sequence[BlockHash]) -> None:
+        """Delete the files of these prefixes as if they were used now, and no later."""
         now = time.time_ns()
-        with suppress(OSError):
-            if not now < self.path_of(key).stat().st_mtime_ns <= now + _MAX_RETENTION:
-                self._set_used(key, now)
+        for each in hashes:
+            self._retained.pop(each, None)
+            for key in (Key(kind, each) for kind in Kind):
+                if key in self:
+                    self._mark(key, now)
 
-    def _set_used(self, key: Key, used: int) -> None:
+    def _mark(self, key: Key, used: int) -> None:
+        self._used[key] = used
         with suppress(OSError):
             os.utime(self.path_of(key), ns=(used, used))
 

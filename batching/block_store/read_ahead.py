@@ -130,7 +130,6 @@ class ReadAhead:
             logger.debug("%s cannot be read: %s", path, error)
             self._stats.num_lost += 1
         else:
-            model.mark_used(key)
             self._count(entry.num_bytes, self._clock() - began)
             self._host.add(entry)
             return entry

@@ -160,10 +160,15 @@ class BlockStore:
         num_bytes = sum(self._disk.folder.size_of(key) for key in keys if key not in self._host)
         return num_bytes * self.stats.reading.seconds
 
-    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
-        """Delete the entries of these prefixes, also those that are put later, as if they were used in so many seconds."""
+    def mark_used(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Record that the blocks of a prefix are used until so many seconds from now: their entries are deleted later."""
         if self._disk is not None:
-            self._disk.writer.retain(self._disk.folder, hashes, seconds)
+            self._disk.writer.mark_used(self._disk.folder, hashes, seconds)
+
+    def end_retention(self, hashes: Sequence[BlockHash]) -> None:
+        """Record that these blocks are used no longer than now."""
+        if self._disk is not None:
+            self._disk.writer.mark_used(self._disk.folder, hashes, None)
 
     def fetch(self, keys: Sequence[Key]) -> None:
         """Begin to read these, in this order."""

@@ -28,10 +28,18 @@ class _Waiting(NamedTuple):
     entry: Entry
 
 
-class _Retaining(NamedTuple):
+class _Used(NamedTuple):
+    """`seconds` are None where a retention ends."""
+
     model: ModelFolder
     hashes: Sequence[BlockHash]
-    seconds: float
+    seconds: float | None
+
+    def mark(self) -> None:
+        if self.seconds is None:
+            self.model.end_retention(self.hashes)
+        else:
+            self.model.mark_used(self.hashes, self.seconds)
 
 
 class WriteBehind:
@@ -52,7 +60,7 @@ class WriteBehind:
         self._limit = limit
         self._max_queued_bytes = max_queued_bytes
         self._clock = clock
-        self._queue: deque[_Waiting | _Retaining] = deque()
+        self._queue: deque[_Waiting | _Used] = deque()
         # Those that are being written included.
         self._num_queued = self._num_queued_bytes = 0
         self._changed = threading.Condition()
@@ -75,12 +83,14 @@ class WriteBehind:
             self._append(_Waiting(model, stats, entry))
         return True
 
-    def retain(self, model: ModelFolder, hashes: Sequence[BlockHash], seconds: float) -> None:
-        """Queue what `ModelFolder.retain` does, behind the entries that were put before."""
+    def mark_used(
+        self, model: ModelFolder, hashes: Sequence[BlockHash], seconds: float | None
+    ) -> None:
+        """Queue `ModelFolder.mark_used`, or `end_retention` if there are no seconds, behind the entries before."""
         with self._changed:
-            self._append(_Retaining(model, hashes, seconds))
+            self._append(_Used(model, hashes, seconds))
 
-    def _append(self, item: "_Waiting | _Retaining") -> None:
+    def _append(self, item: "_Waiting | _Used") -> None:
         self._queue.append(item)
         self._num_queued += 1
         self._changed.notify_all()
@@ -108,8 +118,8 @@ class WriteBehind:
                     return
                 item = self._queue.popleft()
             num_bytes = 0
-            if isinstance(item, _Retaining):
-                item.model.retain(item.hashes, item.seconds)
+            if isinstance(item, _Used):
+                item.mark()
             else:
                 self._write(item)
                 num_bytes = item.entry.num_bytes
@@ -146,7 +156,7 @@ class WriteBehind:
         self._folder.add(num_bytes)
         self._limit.add(num_bytes)
         model.add(entry.key, num_bytes)
-        model.mark_retained(entry.key)
+        model.mark_written(entry.key)
         seconds = self._clock() - began
         stats.num_written += 1
         stats.bytes_written += num_bytes

@@ -323,8 +323,11 @@ class KVCacheManager:
             self._retain(blocks)
             self._retain(given_way, is_retained=False)
             if self.store is not None and retention.may_store:
-                self.store.retain(blocks, seconds)
-                self.store.retain(given_way, 0.0)
+                self.store.mark_used(blocks, seconds)
+                self.store.end_retention(given_way)
+        if self.store is not None and retention.may_store:
+            # Also those that were found in the pool, and were never read.
+            self.store.mark_used(hashes[first : num_computed // size], 0.0)
 
     def _retain(self, hashes: Sequence[BlockHash], *, is_retained: bool = True) -> None:
         managers = [self.block_manager]

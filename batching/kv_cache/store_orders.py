@@ -226,10 +226,15 @@ class StoreOrders:
     def save_state(self, order: SaveOrder, *, is_of_prompt: bool) -> None:
         self._saved.add(order, is_of_prompt=is_of_prompt)
 
-    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
-        """Keep what is stored of these prefixes for so long; 0 is no longer than others."""
+    def mark_used(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Record that the blocks of a prefix are used until so many seconds from now, wherever they are."""
         if hashes:
-            self._stored.retain(hashes, seconds)
+            self._stored.mark_used(hashes, seconds)
+
+    def end_retention(self, hashes: Sequence[BlockHash]) -> None:
+        """Record that these blocks are used no longer than now."""
+        if hashes:
+            self._stored.end_retention(hashes)
 
     def pass_time(self, now: float) -> None:
         """Give storing its share of the time since the last call; `now` is in seconds."""

@@ -39,8 +39,12 @@ class StoredBlocks(Protocol):
         """Return about how long reading these takes; 0 before anything was read."""
         ...
 
-    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
-        """Delete the entries of these prefixes, also those that are put later, as if they were used in so many seconds."""
+    def mark_used(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Record that the blocks of a prefix are used until so many seconds from now: their entries are deleted later."""
+        ...
+
+    def end_retention(self, hashes: Sequence[BlockHash]) -> None:
+        """Record that these blocks are used no longer than now."""
         ...
 
     def fetch(self, keys: Sequence[Key]) -> None:

@@ -16,7 +16,7 @@ class FakeStore:
 
     def __init__(self, draw: Callable[[int], int] = lambda _: 0) -> None:
         self.entries: dict[Key, Entry] = {}
-        self.retained: dict[BlockHash, float] = {}
+        self.used: list[tuple[list[BlockHash], float | None]] = []
         self.stats = StoreStats()
         self._draw = draw
         self._asked: dict[Key, Fetch] = {}
@@ -41,8 +41,11 @@ class FakeStore:
     def seconds_to_read(self, keys: Sequence[Key]) -> float:
         return sum(map(self.size_of, keys)) * self.stats.reading.seconds
 
-    def retain(self, hashes: Sequence[BlockHash], seconds: float) -> None:
-        self.retained |= dict.fromkeys(hashes, seconds)
+    def mark_used(self, hashes: Sequence[BlockHash], seconds: float) -> None:
+        self.used.append(([*hashes], seconds))
+
+    def end_retention(self, hashes: Sequence[BlockHash]) -> None:
+        self.used.append(([*hashes], None))
 
     def fetch(self, keys: Sequence[Key]) -> None:
         for key in keys:

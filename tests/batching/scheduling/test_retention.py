@@ -171,11 +171,25 @@ def test_the_store_keeps_what_is_retained_for_as_long() -> None:
     store = FakeStore()
     pool = Pool(store)
     pool.serve(LONG, SESSION)
-    assert sorted(store.retained.values()) == [300] * 5
-    longer = [*range(1, 60)]
-    pool.serve(longer, SESSION)
+    assert marks(store) == [(5, 300)]
+    pool.serve([*range(1, 60)], SESSION)
     # What gave way is stored like any other.
-    assert sorted(store.retained.values()) == [0] * 9 + [300] * 6
+    assert marks(store) == [(5, 300), (15, 300), (9, None)]
+
+
+def marks(store: FakeStore) -> list[tuple[int, float | None]]:
+    """Return how many blocks were marked as used each time, and until when."""
+    return [(len(hashes), seconds) for hashes, seconds in store.used]
+
+
+def test_the_store_knows_what_is_used_in_the_pool() -> None:
+    """What is never read since it is always there must not be the first to be deleted."""
+    store = FakeStore()
+    pool = Pool(store)
+    pool.serve(LONG)
+    pool.serve([*LONG[:16], 99])
+    assert marks(store) == [(5, 0), (4, 0)]
+    assert store.used[1][0] == store.used[0][0][:4]
 
 
 @pytest.mark.parametrize("changes", [{}, STATES])
@@ -185,7 +199,7 @@ def test_what_is_to_be_in_memory_only_is_not_stored(changes: dict[str, Any]) -> 
         pool = Pool(store, **changes)
         pool.serve(LONG, retention)
         assert not store.entries
-        assert not store.retained
+        assert not store.used
         pool.serve(LONG)
         pool.serve([5, *LONG])
         assert store.entries
