@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic
+from typing import Final
 
 from batching.block_store.entry_file import DamagedEntry, Entry, read
 from batching.block_store.folder import ModelFolder
@@ -15,12 +16,15 @@ from batching.block_store.statistics import StoreStats
 
 logger = logging.getLogger(__name__)
 
+# How long a disk may take for a file, in seconds.
+_PATIENCE: Final = 5.0
+
 
 class ReadAhead:
     """Reads what is asked for, in that order; it is kept until it is claimed, and taken, or dropped.
 
     What is in the host's memory is there at once, and what was read stays there.  A file that is not what was written
-    is deleted.
+    is deleted.  While a disk does not answer, all that is asked for counts as lost.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class ReadAhead:
         self._fetched: dict[Key, Entry | None] = {}
         self._wanted: set[Key] = set()
         self._claimed: dict[Key, Entry] = {}
+        # When the read began that is in progress.
+        self._began: float | None = None
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kv-store-reader", daemon=True)
@@ -69,7 +75,7 @@ class ReadAhead:
             if key not in self._wanted:
                 return Fetch.UNASKED
             if key not in self._fetched:
-                return Fetch.READING
+                return Fetch.LOST if self._is_stuck() else Fetch.READING
             return Fetch.LOST if self._fetched[key] is None else Fetch.READY
 
     def claim(self, keys: Iterable[Key]) -> None:
@@ -99,7 +105,10 @@ class ReadAhead:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(_PATIENCE)
+
+    def _is_stuck(self) -> bool:
+        return self._began is not None and self._clock() - self._began > _PATIENCE
 
     def _run(self) -> None:
         while True:
@@ -111,7 +120,11 @@ class ReadAhead:
                 if key not in self._wanted:
                     continue
             assert self._model is not None
+            self._began = self._clock()
             entry = self._read(self._model, key)
+            if self._is_stuck():
+                logger.warning("the disk of %s has taken seconds for a file", self._model.identity)
+            self._began = None
             with self._changed:
                 if key in self._wanted:
                     self._fetched[key] = entry

@@ -359,9 +359,10 @@ def loaded_engine(
     model_id: str = "fake",
     wrap: Callable[[TokenRunner], ModelRunner] = lambda runner: runner,
     eos_token_ids: frozenset[int] = frozenset(),
+    store: FakeStore | None = None,
 ) -> LoadedEngine:
     """What an engine thread needs, over the fake runner."""
-    scheduler = ContinuousBatchingScheduler(config)
-    engine = BatchInferenceEngine(scheduler, wrap(TokenRunner(config)))
+    scheduler = ContinuousBatchingScheduler(config, store)
+    engine = BatchInferenceEngine(scheduler, wrap(TokenRunner(config, store)))
     model = ModelInfo(model_id, tokenizer, eos_token_ids, VOCAB_SIZE, config.max_request_tokens)
     return LoadedEngine(engine, model)

@@ -233,3 +233,21 @@ def test_nothing_has_to_be_called(tmp_path: Path) -> None:
     while reader.state_of(entry_of(1).key) is not READY:
         pass
     reader.close()
+
+
+def test_a_disk_that_does_not_answer_has_lost_what_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading = Reading(tmp_path, monkeypatch)
+    reading.hold()
+    reading.fetch(0, 1)
+    assert reading.begun.acquire(timeout=60)
+    assert reading.states()[:2] == [Fetch.READING] * 2
+    reading.clock.now += 6
+    assert reading.states()[:2] == [LOST, LOST]
+    # Nobody waits for it at the end either.
+    monkeypatch.setattr(read_ahead, "_PATIENCE", 0.01)
+    reading.reader.close()
+    reading.may_go_on.release(99)
+    reading.wait(1)
+    assert "the disk of" in caplog.text

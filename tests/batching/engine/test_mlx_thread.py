@@ -8,7 +8,9 @@ from typing import Final
 
 import pytest
 
+from batching.block_store.keys import Fetch, Key
 from batching.config import SchedulerConfig
+from batching.engine import mlx_thread
 from batching.engine.async_engine import AsyncEngine
 from batching.engine.load_slices import ONE_SLICE, LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
@@ -17,6 +19,7 @@ from batching.engine.token_stream import TokenStream
 from batching.errors import EngineClosed, EngineStopped, ModelLoadError
 from batching.steps.observer import Observers, StepRecord
 from batching.steps.step_plan import SliceOutput, StepPlan
+from tests.support.block_stores import FakeStore
 from tests.support.fakes import ByteTokenizer, TokenRunner, expected_output, loaded_engine
 from tests.support.requests import specs
 
@@ -48,6 +51,38 @@ async def running(*builds: Build) -> AsyncIterator[tuple[MLXThread, list[AsyncEn
 
 async def collect(stream: TokenStream) -> list[int]:
     return [token async for _, output in stream for token in output.token_ids]
+
+
+class SilentStore(FakeStore):
+    """Reads for a while what is lost then, and tells nobody."""
+
+    num_looks = 0
+
+    def state_of(self, key: Key) -> Fetch:
+        self.num_looks += 1
+        return Fetch.READING if self.num_looks < 3 else Fetch.LOST
+
+
+async def test_requests_do_not_wait_for_ever_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_thread, "_LOOK_INTERVAL", 0.001)
+    store = SilentStore()
+
+    def build_with_store(_: LoadSlices) -> LoadedEngine:
+        return loaded_engine(CONFIG, ByteTokenizer(), store=store)
+
+    prompt = [*range(1, 20)]
+    for _ in range(2):
+        async with running(build_with_store) as (_thread, (engine,)):
+            found = await collect(await engine.submit(specs([prompt], max_tokens=3)))
+            assert found == expected_output(prompt, 3)
+            await asyncio.to_thread(until, lambda: len(store.entries) >= 4)
+    assert store.num_looks >= 3
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    while not condition():
+        pass
 
 
 class Counted(Observers):
