@@ -106,7 +106,8 @@ class StoreFolder:
         if total + num_bytes > self.max_bytes:
             raise NoRoom("the files that are in use, or of others, leave no room")
         disk = shutil.disk_usage(self.folder)
-        if disk.free - num_bytes < min(_FREE_SHARE * disk.total, _FREE_BYTES):
+        missing = int(min(_FREE_SHARE * disk.total, _FREE_BYTES)) + num_bytes - disk.free
+        if missing > 0 and self._delete(missing) < missing:
             raise NoRoom(f"the disk is nearly full: {disk.free >> 20} MiB are free")
 
     def add(self, num_bytes: int) -> None:

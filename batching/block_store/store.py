@@ -35,11 +35,13 @@ def shared_store(
     identity: str,
     model_id: str = "",
     max_host_bytes: int = 0,
+    in_thread: Callable[[Callable[[], None]], None] = lambda func: func(),
 ) -> "BlockStore":
     """Return the store of a model in a folder, which the first model of this process opens and the last one closes.
 
     model_id: for those who list the folder.
     max_host_bytes: of the entries that stay in the host's memory, too.
+    in_thread: calls what may take long; it may raise, and the store is closed then.
 
     Raises:
         OSError: it cannot be used, or another user can change it.
@@ -49,9 +51,13 @@ def shared_store(
         server = _shared.get(key) or ServerStore(key, max_bytes, max_written_a_day)
         opened = server.open(identity, model_id)
         _shared[key] = server
-    # There may be many files.
-    opened.load()
     on_disk = ModelOnDisk(opened, server.writer, partial(server.leave, opened))
+    try:
+        # There may be many files.
+        in_thread(opened.load)
+    except BaseException:
+        on_disk.close()
+        raise
     return BlockStore(on_disk, max_host_bytes)
 
 

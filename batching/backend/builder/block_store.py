@@ -70,9 +70,15 @@ def _on_disk(
         most = config.kv_cache_max_write_gib_per_day
         max_written = None if most is None else int(most * GIB)
         of_model = identity(weights, prepared.note, checked, sizes.limits.block_size)
-        names = of_model, config.model_id, _host_bytes(config)
-        max_bytes = int(config.kv_cache_gib * GIB)
-        return slices.in_thread(partial(shared_store, folder, max_bytes, max_written, *names))
+        return shared_store(
+            folder,
+            int(config.kv_cache_gib * GIB),
+            max_written,
+            of_model,
+            config.model_id,
+            _host_bytes(config),
+            slices.in_thread,
+        )
     except OSError as error:
         logger.warning(
             "%s: keys and values are not kept in %s: %s",

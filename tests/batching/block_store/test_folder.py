@@ -283,3 +283,16 @@ def test_what_a_killed_server_was_writing_is_deleted_by_the_next(tmp_path: Path)
     again = opened(tmp_path)
     assert [each.exists() for each in (left, foreign, path)] == [False, True, True]
     assert len(again) == 1
+
+
+def test_own_files_make_room_where_the_disk_is_nearly_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoreFolder(tmp_path, MUCH)
+    model = store.open(IDENTITY)
+    paths = [put_file(model, entry_of(i), used=10 + i) for i in range(4)]
+    size = paths[0].stat().st_size
+    total = 1000 * size
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total, 0, 49 * size))
+    store.make_room(size)
+    assert [path.exists() for path in paths] == [False, False, True, True]

@@ -1,13 +1,16 @@
 """The store of a server: its models share a folder, a thread that writes, and their limits."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from batching.block_store.folder import is_unused
 from batching.block_store.keys import Fetch
 from batching.block_store.store import BlockStore, shared_store
+from batching.engine.load_slices import LoadCancelled
 from tests.support.stored_entries import IDENTITY, MUCH, OTHER, entry_of, is_same, size_of_file
 
 
@@ -119,3 +122,13 @@ def test_a_folder_that_others_can_write_to_is_not_opened(tmp_path: Path) -> None
     assert threads() == []
     tmp_path.chmod(0o700)
     opened(tmp_path).close()
+
+
+def test_a_load_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
+    def cancelled(_: Callable[[], None]) -> None:
+        raise LoadCancelled
+
+    with pytest.raises(LoadCancelled):
+        shared_store(tmp_path, MUCH, None, IDENTITY, in_thread=cancelled)
+    assert is_unused(tmp_path / IDENTITY)
+    shared_store(tmp_path, MUCH, None, IDENTITY).close()
