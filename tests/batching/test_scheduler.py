@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -12,6 +12,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable
 from batching.config import SchedulerConfig, blocks_held
 from batching.inputs.images import ImageInput, PlacedImage
+from batching.inputs.retention import NOT_RETAINED, NOT_STORED, RetainedPrefix, Retention
 from batching.inputs.sampling_params import SamplingParams
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
@@ -459,6 +460,14 @@ def draw_images(
     return tuple(placed)
 
 
+RETENTIONS: Final = (
+    NOT_RETAINED,
+    NOT_STORED,
+    Retention("a", (RetainedPrefix(None, 9),)),
+    Retention("b", (RetainedPrefix(4, 90), RetainedPrefix(9, 2))),
+)
+
+
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
     """A small engine, and requests of which many share their beginning."""
@@ -510,6 +519,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
                 priority=draw(st.sampled_from(Priority)),
                 is_best_effort=draw(st.integers(0, 3)) == 3,
                 arrival_time=draw(st.sampled_from([-5.0, 0.0, float(request_id)])),
+                retention=draw(st.sampled_from(RETENTIONS)),
                 sampling=SamplingParams(
                     logprobs=draw(st.sampled_from([None, 0])),
                     prompt_logprobs=draw(st.sampled_from([None, 0])),
