@@ -236,7 +236,7 @@ class ModelFolder:
 
     def mark_written(self, key: Key) -> None:
         """Set the time of a file that was written, if its prefix is retained."""
-        if (until := self._retained.get(key.block_hash)) is not None:
+        if (until := self._retained.get(key.block_hash, 0)) > time.time_ns():
             self._mark(key, until)
 
     def end_retention(self, hashes: Sequence[BlockHash]) -> None:

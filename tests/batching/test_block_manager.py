@@ -79,6 +79,31 @@ class ExpectedAges:
                 self.reuse_gaps.append(self._manager.now - self._released.pop(block.block_hash))
 
 
+class EvictionOrder:
+    """Which blocks without a reference go first, as one sees it: others before those that are retained."""
+
+    def __init__(self, manager: PagedBlockManager) -> None:
+        self._manager = manager
+        self.retained: set[BlockHash] = set()
+
+    def cached(self) -> set[BlockHash]:
+        blocks = self._manager.blocks
+        return {b.block_hash for b in blocks if b.block_hash and not b.ref_count}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Expect that nothing which is retained is evicted within while there is something else."""
+        before = self.cached()
+        yield
+        found = self._manager.find
+        gone = {block_hash for block_hash in before if found(block_hash) is None}
+        if gone & self.retained:
+            assert before - self.retained <= gone
+        self.retained = {
+            block_hash for block_hash in self.retained if found(block_hash) is not None
+        }
+
+
 class BlockMachine(RuleBasedStateMachine):
     """Requests over two tokens, so that prefixes collide; the pool remembers what was written.
 
@@ -92,6 +117,13 @@ class BlockMachine(RuleBasedStateMachine):
         self.holders: list[Holder] = []
         self.written: dict[int, tuple[int, ...]] = {}
         self.expected = ExpectedAges(self.manager)
+        self.order = EvictionOrder(self.manager)
+
+    @contextmanager
+    def evicting(self) -> Iterator[None]:
+        """Expect what follows from evictions within, and no other ones."""
+        with self.expected.losing(), self.order.kept():
+            yield
 
     @rule(seconds=st.integers(1, 9))
     def wait(self, seconds: int) -> None:
@@ -128,7 +160,7 @@ class BlockMachine(RuleBasedStateMachine):
         holder.table.extend(cached)
         missing = self.manager.blocks_for(len(token_ids)) - len(cached)
         free = self.manager.num_free_blocks
-        with self.expected.losing():
+        with self.evicting():
             block_ids = self.manager.allocate(missing, holder.table.last_block)
         if block_ids is None:
             assert missing > free
@@ -145,7 +177,7 @@ class BlockMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         index = len(holder.token_ids) // BLOCK_SIZE
         if index == len(holder.table):
-            with self.expected.losing():
+            with self.evicting():
                 taken = self.manager.allocate(1, holder.table.last_block)
             if taken is None:
                 assert self.manager.num_free_blocks == 0
@@ -153,7 +185,7 @@ class BlockMachine(RuleBasedStateMachine):
             holder.table.extend(taken)
         else:
             try:
-                with self.expected.losing():
+                with self.evicting():
                     copy = self.manager.make_writable(holder.table, index)
             except NoFreeBlocks:
                 assert self.manager.num_free_blocks == 0
@@ -179,9 +211,22 @@ class BlockMachine(RuleBasedStateMachine):
         self.holders.remove(holder)
         self.manager.release(holder.table.block_ids)
 
+    @rule(data=st.data(), is_retained=st.booleans())
+    def retain(self, data: st.DataObject, is_retained: bool) -> None:
+        known = [b.block_hash for b in self.manager.blocks if b.block_hash]
+        block_hash = data.draw(st.sampled_from([*known, *hashes("unknown")]))
+        free, cached = self.manager.num_free_blocks, self.order.cached()
+        self.manager.retain(block_hash, is_retained=is_retained)
+        assert self.manager.num_free_blocks == free
+        assert self.order.cached() == cached
+        if is_retained and block_hash in known:
+            self.order.retained.add(block_hash)
+        else:
+            self.order.retained.discard(block_hash)
+
     @rule()
     def forget(self) -> None:
-        with self.expected.losing():
+        with self.evicting():
             self.manager.forget_cached()
         assert self.manager.num_cached_blocks == 0
 
@@ -299,6 +344,53 @@ def test_the_least_recently_released_is_evicted_first_and_its_tail_before_its_he
         left.append("".join(n for n in "abcd" if manager.find(hashes(n)[0]) is not None))
     assert left == ["acd", "cd", "c", ""]
     assert manager.num_evictions == 4
+
+
+def test_retained_blocks_are_evicted_behind_all_others() -> None:
+    manager = PagedBlockManager(4, 4)
+    block_ids = manager.allocate(4) or []
+    for block_id, block_hash in zip(block_ids, hashes(*"abcd"), strict=True):
+        manager.publish(block_id, block_hash)
+    # Before and after they are let go.
+    manager.retain(hashes("d")[0])
+    manager.release(block_ids)
+    manager.retain(hashes("c")[0])
+    manager.retain(hashes("b")[0])
+    manager.retain(hashes("b")[0], is_retained=False)
+    left = []
+    for _ in range(4):
+        manager.allocate(1)
+        left.append("".join(n for n in "abcd" if manager.find(hashes(n)[0]) is not None))
+    assert left == ["bcd", "cd", "c", ""]
+    assert manager.num_free_blocks == 0
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_what_comes_to_the_place_of_a_retained_block_is_not_retained(is_forgotten: bool) -> None:
+    manager = PagedBlockManager(2, 4)
+
+    def fill(name: str) -> list[int]:
+        block_ids = manager.allocate(1) or []
+        manager.publish(block_ids[0], hashes(name)[0])
+        return block_ids
+
+    for name in "ab":
+        block_ids = fill(name)
+        manager.retain(hashes(name)[0])
+        if name == "a" or not is_forgotten:
+            manager.release(block_ids)
+    if is_forgotten:
+        # One is in use.
+        manager.forget_cached()
+        manager.publish(block_ids[0], hashes("c")[0])
+        manager.release(block_ids)
+    else:
+        manager.release(fill("c"))
+    manager.release(fill("d"))
+    manager.retain(hashes("d")[0])
+    manager.touch(manager.find(hashes("c")[0]) or 0)
+    fill("e")
+    assert [manager.find(hashes(name)[0]) is None for name in "cd"] == [True, False]
 
 
 def test_what_is_said_to_go_first_does() -> None:

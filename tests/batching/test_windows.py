@@ -278,3 +278,22 @@ def test_a_step_is_not_planned_ahead_without_blocks_for_all_windows() -> None:
     manager = spans.scheduler._kv
     # The image has two blocks more than a token.
     assert [manager.has_room_to_grow(waiting[:num]) for num in (3, 4)] == [True, False]
+
+
+def test_a_request_goes_on_behind_a_prefix_in_blocks_of_its_own_or_stays_where_it_is() -> None:
+    windows = WindowBlocks(small_config(window=WINDOW, num_window_blocks=7))
+    request, pool = make_request(0, tokens(0, 40)), windows.block_manager
+    windows.start(request, [], 0)
+    windows.grow(request, 12)
+    before = list(request.window_table.block_ids)
+    others = pool.allocate(3)
+    assert others is not None
+    # It sees two blocks there, and one is free.
+    assert windows.restart(request, 5) is None
+    assert (request.window_table.block_ids, pool.num_free_blocks) == (before, 1)
+    pool.release(others[:1])
+    found = windows.restart(request, 5)
+    assert found is not None
+    assert (request.window_table.held, request.window_table.num_dropped) == (found, 3)
+    assert len({*found} - {*before}) == NUM_VISIBLE
+    assert pool.num_free_blocks == 3

@@ -10,6 +10,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockIds
 from batching.block_store.entry_file import Entry
 from batching.block_store.keys import Kind
+from batching.block_store.store import BlockStore
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.inputs.images import Span, cache_ids
@@ -85,7 +86,9 @@ class TokenRunner:
     tokens before it, and a slice that does not begin with the right one fails.
     """
 
-    def __init__(self, config: SchedulerConfig, store: FakeStore | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, store: FakeStore | BlockStore | None = None
+    ) -> None:
         self._store = store
         self._block_size = config.block_size
         self._num_slots = config.num_blocks * config.block_size
@@ -359,10 +362,10 @@ def loaded_engine(
     model_id: str = "fake",
     wrap: Callable[[TokenRunner], ModelRunner] = lambda runner: runner,
     eos_token_ids: frozenset[int] = frozenset(),
-    store: FakeStore | None = None,
+    store: BlockStore | FakeStore | None = None,
 ) -> LoadedEngine:
-    """What an engine thread needs, over the fake runner."""
+    """What an engine thread needs, over the fake runner; who gives it a store closes that."""
     scheduler = ContinuousBatchingScheduler(config, store)
     engine = BatchInferenceEngine(scheduler, wrap(TokenRunner(config, store)))
     model = ModelInfo(model_id, tokenizer, eos_token_ids, VOCAB_SIZE, config.max_request_tokens)
-    return LoadedEngine(engine, model)
+    return LoadedEngine(engine, model, store=store if isinstance(store, BlockStore) else None)

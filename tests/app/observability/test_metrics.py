@@ -25,6 +25,7 @@ from batching import (
 from batching.blocks.block_ages import NO_AGES, BlockAges
 from batching.config import SchedulerConfig
 from batching.steps.observer import EngineObserver
+from batching.steps.stats import StoreUse
 from tests.support.fakes import ByteTokenizer, loaded_engine
 from tests.support.metrics_page import MODEL, PROCESS, MetricsPage as Page
 from tests.support.requests import specs
@@ -190,6 +191,22 @@ def test_a_model_with_windows_shows_how_full_their_blocks_are(
     page = Page(metrics)
     assert page("mlx_server:window_cache_usage_perc") == 0.25
     assert page("mlx_server:window_missed_tokens_total") == 64
+
+
+def test_a_model_with_a_store_shows_what_is_there_and_what_became_of_it(
+    metrics: Metrics, engine: EngineMetrics
+) -> None:
+    engine.observe_stats(STATS)
+    assert not [name for name in Page(metrics).families if name.startswith("mlx_server:kv_store_")]
+    use = StoreUse._make([*range(21, 32), {"queue_full": 32, "evicted": 33}])
+    engine.observe_stats(STATS._replace(store=use))
+    page = Page(metrics)
+    gauges = ("entries", "bytes", "unsaved", "host_bytes")
+    counters = ("hit_tokens", "reads", "read_bytes", "writes", "written_bytes", "lost", "damaged")
+    names = [*gauges, *(f"{name}_total" for name in counters)]
+    assert [page(f"mlx_server:kv_store_{name}") for name in names] == [*range(21, 32)]
+    assert page("mlx_server:kv_store_skips_total", reason="queue_full") == 32
+    assert page("mlx_server:kv_store_skips_total", reason="evicted") == 33
 
 
 def test_the_statistics_of_an_idle_engine_replace_those_of_its_last_step(

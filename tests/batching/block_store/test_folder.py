@@ -3,14 +3,20 @@
 import os
 import shutil
 import stat
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 
 from batching.block_store import folder as folders
+from batching.block_store.entry_file import Entry
 from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder, part_of
+from batching.block_store.keys import Key, Kind
 from batching.block_store.store import shared_store
+from tests.support.fakes import FakeClock
 from tests.support.stored_entries import (
     IDENTITY,
     MUCH,
@@ -51,6 +57,169 @@ def test_what_was_used_least_recently_makes_room(tmp_path: Path) -> None:
     assert model.num_bytes == sum(path.stat().st_size for path in paths if path.exists())
     assert len(model) == 2
     assert store.num_bytes == model.num_bytes
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Return the clock of the stores, in whole seconds."""
+    made = FakeClock(10**9)
+    monkeypatch.setattr(time, "time_ns", lambda: int(made()) * 10**9)
+    # No more than is needed makes room.
+    monkeypatch.setattr(folders, "_FILLED", 1)
+    return made
+
+
+def use(model: ModelFolder, *seeds: int, seconds: float = 0) -> None:
+    model.mark_used([entry_of(seed).key.block_hash for seed in seeds], seconds)
+
+
+def end_retention(model: ModelFolder, seed: int) -> None:
+    model.end_retention([entry_of(seed).key.block_hash])
+
+
+def state_of(entry: Entry) -> Entry:
+    """Return the state behind a block."""
+    return replace(entry, key=Key(Kind.STATE, entry.key.block_hash))
+
+
+def left(store: StoreFolder, num: int, paths: Sequence[Path]) -> list[int]:
+    """Make room until so many of these files are left; return which."""
+    store.make_room(store.max_bytes - num * SIZE)
+    return [i for i, path in enumerate(paths) if path.exists()]
+
+
+def test_retained_files_outlive_those_that_were_used_later(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    store = StoreFolder(tmp_path, 100 * SIZE)
+    model, paths = filled(store, IDENTITY, *range(5))
+    use(model, 0, 1, seconds=300)
+    for seed in (4, 3, 2):
+        clock.now += 60
+        use(model, seed)
+    assert left(store, 4, paths) == [0, 1, 2, 3]
+    # What is retained goes when there is nothing else.
+    assert left(store, 2, paths) == [0, 1]
+    assert len(left(store, 1, paths)) == 1
+
+
+def test_when_its_time_is_over_a_file_is_as_old_as_that(tmp_path: Path, clock: FakeClock) -> None:
+    store = StoreFolder(tmp_path, 100 * SIZE)
+    model, paths = filled(store, IDENTITY, *range(3))
+    use(model, 0, seconds=300)
+    clock.now += 299
+    use(model, 1)
+    clock.now += 2
+    use(model, 2)
+    assert left(store, 2, paths) == [0, 2]
+    clock.now += 61
+    use(model, 0)
+    assert left(store, 1, paths) == [0]
+
+
+def test_the_end_of_a_prefix_goes_before_its_beginning(tmp_path: Path, clock: FakeClock) -> None:
+    store = StoreFolder(tmp_path, 100 * SIZE)
+    model, paths = filled(store, IDENTITY, *range(4))
+    use(model, 2, 0, 3, 1)
+    assert [left(store, num, paths) for num in (3, 2, 1)] == [[0, 2, 3], [0, 2], [2]]
+
+
+def test_a_file_is_marked_once_a_minute(tmp_path: Path, clock: FakeClock) -> None:
+    model, (path,) = filled(StoreFolder(tmp_path, MUCH), IDENTITY, 1)
+    times = []
+    for _ in range(4):
+        use(model, 1)
+        times.append(path.stat().st_mtime - 10**9)
+        clock.now += 31
+    assert times == [0, 0, 62, 62]
+
+
+def test_the_next_life_knows_what_is_retained(tmp_path: Path, clock: FakeClock) -> None:
+    model, (path,) = filled(StoreFolder(tmp_path, MUCH), IDENTITY, 1)
+    use(model, 1, seconds=300)
+    model.close()
+    again = StoreFolder(tmp_path, MUCH).open(IDENTITY)
+    again.load()
+    clock.now += 200
+    use(again, 1)
+    assert path.stat().st_mtime == 10**9 + 300
+
+
+def test_a_use_does_not_shorten_how_long_a_file_is_retained(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    model, (path,) = filled(StoreFolder(tmp_path, MUCH), IDENTITY, 1)
+    use(model, 1, seconds=300)
+    for seconds, used in ((0, 300), (299, 300), (300, 300), (361, 361)):
+        clock.now = 10**9 + seconds
+        use(model, 1)
+        assert path.stat().st_mtime == 10**9 + used
+    # Those that are gone, or never were, stay away.
+    path.unlink()
+    use(model, 1)
+    use(model, 1, 2, seconds=300)
+    assert [*tmp_path.rglob("*.block")] == []
+
+
+@pytest.mark.parametrize(("seconds", "used"), [(300, 300), (25 * 3600, 90_000), (1e99, 90_000)])
+def test_a_file_is_retained_for_25_hours_at_most(
+    seconds: float, used: int, tmp_path: Path, clock: FakeClock
+) -> None:
+    model, (path,) = filled(StoreFolder(tmp_path, MUCH), IDENTITY, 1)
+    # All that belongs to the prefix, as its state does.
+    state = put_file(model, state_of(entry_of(1)), used=7)
+    use(model, 1, seconds=seconds)
+    assert [each.stat().st_mtime for each in (path, state)] == [10**9 + used] * 2
+
+
+def test_files_of_a_clock_that_was_ahead_go_first(tmp_path: Path, clock: FakeClock) -> None:
+    store = StoreFolder(tmp_path, 100 * SIZE)
+    ahead = 10**9 + 25 * 3600 + 1
+    model, paths = filled(store, IDENTITY, 5, ahead, ahead - 1)
+    assert left(store, 2, paths) == [0, 2]
+    # One that is used has its right time again.
+    os.utime(paths[0], (ahead, ahead))
+    use(model, 5)
+    assert paths[0].stat().st_mtime == 10**9
+
+
+def test_what_is_written_later_is_retained_as_long_as_its_prefix(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    model = StoreFolder(tmp_path, MUCH).open(IDENTITY)
+    use(model, 1, 2, seconds=300)
+    end_retention(model, 2)
+    clock.now += 100
+
+    def written(seed: int) -> float:
+        path = put_file(model, entry_of(seed), used=7)
+        model.mark_written(entry_of(seed).key)
+        return path.stat().st_mtime
+
+    assert [written(seed) for seed in (1, 2, 3)] == [10**9 + 300, 7, 7]
+    state = state_of(entry_of(1))
+    path = put_file(model, state, used=7)
+    model.mark_written(state.key)
+    assert path.stat().st_mtime == 10**9 + 300
+    clock.now += 200
+    assert written(1) == 7
+    # It forgets those that are over.
+    use(model, 5, seconds=300)
+    assert [*model._retained] == [entry_of(5).key.block_hash]
+
+
+def test_the_end_of_a_retention_leaves_a_file_that_was_used_now(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    store = StoreFolder(tmp_path, 100 * SIZE)
+    model, paths = filled(store, IDENTITY, 0, 1, 2)
+    use(model, 0, 1, seconds=300)
+    clock.now += 10
+    end_retention(model, 0)
+    clock.now += 1
+    use(model, 2)
+    assert paths[0].stat().st_mtime == 10**9 + 10
+    assert left(store, 2, paths) == [1, 2]
 
 
 def test_what_fits_deletes_nothing(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """The store of a server: its models share a folder, a thread that writes, and their limits."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from batching.block_store.folder import is_unused
-from batching.block_store.keys import Fetch
+from batching.block_store.keys import Fetch, Key
 from batching.block_store.store import BlockStore, shared_store
 from batching.engine.load_slices import LoadCancelled
 from tests.support.stored_entries import IDENTITY, MUCH, OTHER, entry_of, is_same, size_of_file
@@ -132,3 +132,79 @@ def test_a_load_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
         shared_store(tmp_path, MUCH, None, IDENTITY, in_thread=cancelled)
     assert is_unused(tmp_path / IDENTITY)
     shared_store(tmp_path, MUCH, None, IDENTITY).close()
+
+
+def read_all(store: BlockStore, keys: Sequence[Key]) -> None:
+    store.fetch(keys)
+    while any(store.state_of(key) is Fetch.READING for key in keys):
+        pass
+
+
+def test_a_store_without_a_folder_keeps_what_fits_in_memory() -> None:
+    store, entries = BlockStore(max_host_bytes=150), [entry_of(i) for i in range(3)]
+    keys = [each.key for each in entries]
+    assert [store.put(each) for each in entries] == [True] * 3
+    # The first one has made room for the last.
+    assert list(map(store.has, keys)) == [False, True, True]
+    assert (store.num_entries, store.num_bytes, store.host_bytes) == (0, 0, 120)
+    assert list(map(store.size_of, keys)) == [0, 60, 60]
+    assert store.identity == ""
+    assert store.seconds_to_read(keys) == 0
+    assert store.flush(0)
+    # There are no files to be kept for longer.
+    store.mark_used([keys[1].block_hash], 300)
+    store.end_retention([keys[1].block_hash])
+    store.fetch(keys)
+    assert [store.state_of(key) for key in keys] == [Fetch.LOST, Fetch.READY, Fetch.READY]
+    store.claim(keys[1:])
+    assert is_same(store.take(keys[2]), entries[2])
+    assert (store.stats.num_from_host, store.stats.num_read) == (2, 0)
+    store.distrust(keys[1])
+    assert list(map(store.has, keys)) == [False] * 3
+    assert store.host_bytes == 0
+    store.close()
+    assert threads() == []
+
+
+def test_what_was_read_or_put_stays_in_memory_too(tmp_path: Path) -> None:
+    first, entries = opened(tmp_path), [entry_of(i) for i in range(3)]
+    keys = [each.key for each in entries]
+    for each in entries[:2]:
+        first.put(each)
+    first.close()
+    store = opened(tmp_path, max_host_bytes=MUCH)
+    store.stats.reading.add(1, 2.0)
+    size = size_of_file()
+    assert store.size_of(keys[0]) == size
+    assert store.seconds_to_read(keys) == 4 * size
+    read_all(store, keys[:1])
+    store.put(entries[2])
+    assert store.flush(60)
+    assert store.host_bytes == 120
+    # What is in memory takes no time, and its files are not needed.
+    assert store.seconds_to_read(keys) == pytest.approx(size * store.stats.reading.seconds)
+    for path in tmp_path.rglob("*.block"):
+        path.unlink()
+    store.drop(keys)
+    read_all(store, keys)
+    assert [store.state_of(key) for key in keys] == [Fetch.READY, Fetch.LOST, Fetch.READY]
+    stats = store.stats
+    assert (stats.num_from_host, stats.num_read, stats.num_lost) == (2, 1, 1)
+    assert store.size_of(keys[2]) == 60
+    store.distrust(keys[2])
+    assert (store.host_bytes, store.num_entries) == (0, 0)
+    store.close()
+
+
+def test_files_of_before_and_later_are_retained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: 10**18)
+    store, entries = opened(tmp_path), [entry_of(i) for i in range(2)]
+    store.put(entries[0])
+    store.mark_used([each.key.block_hash for each in entries], 3600)
+    store.put(entries[1])
+    assert store.flush(60)
+    store.close()
+    times = [path.stat().st_mtime for path in tmp_path.rglob("*.block")]
+    assert times == [10**9 + 3600] * 2

@@ -133,6 +133,31 @@ def test_entries_without_contents_are_waited_for_as_well(make: Make) -> None:
     assert len(writing.files()) == 1
 
 
+def test_prefixes_are_retained_behind_what_was_put_before(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of what was queued are not there yet when they are to be retained; nor is the end of it when it is asked for."""
+    monkeypatch.setattr("time.time_ns", lambda: 10**18)
+    writing, entries = make(), [entry_of(i) for i in range(4)]
+    hashes = [each.key.block_hash for each in entries]
+    writing.may_go_on.clear()
+    writing.put(entries[0])
+    writing.writer.mark_used(writing.model, hashes[:3], 300)
+    writing.put(entries[1])
+    writing.writer.mark_used(writing.model, hashes[1:2], None)
+    writing.put(entries[2], entries[3])
+    assert not writing.writer.flush(0)
+    # They take no room in the queue.
+    assert writing.writer.num_queued_bytes == 4 * 60
+    writing.may_go_on.set()
+    assert writing.writer.flush(60)
+    times = [writing.model.path_of(each.key).stat().st_mtime for each in entries]
+    assert [times[0], times[2]] == [10**9 + 300] * 2
+    assert times[1] == 10**9
+    assert times[3] != 10**9 + 300
+    assert writing.writer.num_queued_bytes == 0
+
+
 def test_the_end_writes_what_is_queued(make: Make, tmp_path: Path) -> None:
     writing = make()
     writing.put(*map(entry_of, range(20)))

@@ -4,11 +4,15 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from batching.block_store.keys import Fetch, Key
+from batching.block_store import read_ahead
+from batching.block_store.entry_file import Entry, read
+from batching.block_store.keys import Fetch, Key, Kind
+from batching.block_store.store import BlockStore, shared_store
 from batching.config import SchedulerConfig
 from batching.engine import mlx_thread
 from batching.engine.async_engine import AsyncEngine
@@ -17,11 +21,13 @@ from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
 from batching.engine.token_stream import TokenStream
 from batching.errors import EngineClosed, EngineStopped, ModelLoadError
+from batching.prefix_cache import HashChain
 from batching.steps.observer import Observers, StepRecord
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.block_stores import FakeStore
 from tests.support.fakes import ByteTokenizer, TokenRunner, expected_output, loaded_engine
 from tests.support.requests import specs
+from tests.support.stored_entries import IDENTITY, MUCH
 
 pytestmark = pytest.mark.anyio
 
@@ -457,3 +463,82 @@ async def test_a_load_that_is_queued_as_the_thread_ends_fails() -> None:
     with pytest.raises(EngineClosed):
         await asyncio.wrap_future(load.future)
     await asyncio.to_thread(thread.stop)
+
+
+# Two blocks that a hit may have.
+PROMPT: Final = [*range(1, 10)]
+
+
+class HeldStores:
+    """Opens stores in a folder whose readers wait before each file."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self.may_read = threading.Event()
+        monkeypatch.setattr(read_ahead, "read", self._read)
+
+    def open(self) -> BlockStore:
+        return shared_store(self._folder, MUCH, None, IDENTITY)
+
+    def _read(self, path: Path, identity: str, key: Key) -> Entry:
+        assert self.may_read.wait(20)
+        return read(path, identity, key)
+
+
+@pytest.fixture
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeldStores:
+    return HeldStores(tmp_path, monkeypatch)
+
+
+def build_with(store: BlockStore) -> Build:
+    return lambda _: loaded_engine(CONFIG, ByteTokenizer(), store=store)
+
+
+async def filled(stores: HeldStores) -> BlockStore:
+    """Return a store with what an engine has left there that was ended in the middle of a stream."""
+    store = stores.open()
+    async with running(build_with(store)) as (_, [engine]):
+        stream = await engine.submit(specs([PROMPT]))
+        assert (await anext(stream))[0] == 0
+    await asyncio.to_thread(store.close)
+    return stores.open()
+
+
+async def waits(engine: AsyncEngine) -> None:
+    """Return when the engine has admitted its request, which waits for the store."""
+    while not (await engine.stats()).num_running:
+        pass
+
+
+async def test_an_engine_goes_on_when_its_store_has_read(stores: HeldStores) -> None:
+    store = await filled(stores)
+    async with running(build_with(store)) as (_, [engine]):
+        stream = await engine.submit(specs([PROMPT], max_tokens=5))
+        await waits(engine)
+        stores.may_read.set()
+        assert await collect(stream) == expected_output(PROMPT, 5)
+        assert stream.sequences[0].num_cached_tokens == 8
+    # What is read once the thread has ended wakes no one.
+    key = Key(Kind.BLOCK, HashChain().extended(PROMPT, CONFIG.block_size)[0])
+    store.fetch([key])
+    while store.state_of(key) is Fetch.READING:
+        pass
+    await asyncio.to_thread(store.close)
+    assert store.state_of(key) is Fetch.READY
+
+
+async def test_an_engine_that_has_ended_before_its_store_has_read_is_left_alone(
+    stores: HeldStores,
+) -> None:
+    store = await filled(stores)
+    async with running(build, build_with(store)) as (_, [other, engine]):
+        stream = await engine.submit(specs([PROMPT], max_tokens=5))
+        await waits(engine)
+        await asyncio.wrap_future(engine.end())
+        stores.may_read.set()
+        await asyncio.to_thread(store.close)
+        with pytest.raises(EngineClosed):
+            await collect(stream)
+        assert await collect(await other.submit(specs([PROMPT], max_tokens=5))) == expected_output(
+            PROMPT, 5
+        )

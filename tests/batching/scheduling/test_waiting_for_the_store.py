@@ -1,6 +1,8 @@
 """Engines with a store: what waits for it, and what goes on meanwhile."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_store.keys import Fetch, Key
@@ -8,8 +10,9 @@ from batching.block_store.statistics import Skip
 from batching.config import SchedulerConfig
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler, StoreLimits
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.block_stores import FakeStore
-from tests.support.fakes import TokenRunner, make_engine, right, small_config
+from tests.support.fakes import FakeClock, TokenRunner, make_engine, right, small_config
 from tests.support.requests import make_request
 
 
@@ -118,3 +121,49 @@ def test_beside_streams_storing_waits_for_its_share_of_the_time() -> None:
         scheduler.update(plan, runner.run(plan))
     # 2 % of 0.2 s are enough for what is not measured yet.
     assert lines == ["0[0:8]", "0[8:10]", "0[10:11]", "0[11:12] 0>block", "0[12:13]"]
+
+
+class Stopping(TokenRunner):
+    """Has something happen in each step that only stores."""
+
+    def __init__(self, config: SchedulerConfig, store: FakeStore, do: Callable[[], None]) -> None:
+        super().__init__(config, store)
+        self._do = do
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        if plan.saves and not plan.slices:
+            self._do()
+        return super().run(plan)
+
+
+def ended(store: FakeStore | None, clock: FakeClock, do: Callable[[], None]) -> int:
+    """End an engine beside whose stream nothing was stored; return how many blocks of four are, within three seconds."""
+    config = small_config()
+
+    def wrap(plain: TokenRunner) -> TokenRunner:
+        return plain if store is None else Stopping(config, store, do)
+
+    _, engine = make_engine(config, wrap, clock=clock, store=store)
+    engine.add(make_request(0, [*range(16)], max_tokens=9))
+    for _ in range(4):
+        engine.step()
+    engine.drain()
+    engine.save_rest(3.0)
+    return 0 if store is None else len(store.entries)
+
+
+def test_the_end_stores_what_is_left_as_long_as_it_may() -> None:
+    clock = FakeClock()
+    assert ended(FakeStore(), clock, lambda: None) == 4
+    assert ended(None, clock, lambda: None) == 0
+
+    def pass_a_second() -> None:
+        clock.now += 1
+
+    assert ended(FakeStore(), clock, pass_a_second) == 3
+
+
+@pytest.mark.parametrize("num", [0, 2])
+def test_the_end_goes_on_where_storing_fails(num: int) -> None:
+    left = [None] * num
+    assert ended(FakeStore(), FakeClock(), left.pop) == num
