@@ -21,6 +21,7 @@ from app.prompts.template_sandbox import SANDBOX
 from app.run_batch import BatchFailed, BatchPaths, serve_lines
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
+from app.settings.files import check_file
 from app.settings.keys import client_keys
 from app.settings.models import served_models
 from app.settings.settings import served_name
@@ -85,13 +86,15 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
     """Serve the models of a manager until a signal arrives; return the exit status.
 
     Raises:
-        SettingsError: an API key is invalid, or the data folder cannot be used.
+        SettingsError: an API key is invalid, or a file or the data folder cannot be used.
         TracingUnavailable: a trace collector is configured, but its packages are not installed.
         BindError: the server cannot listen on the address.
         ModelLoadError: the default model cannot be found or read.
         _CannotStart: the system allows no child processes.
     """
     keys = client_keys(settings)
+    if settings.warm_file is not None:
+        check_file("warm_file", settings.warm_file)
     with (
         bind(settings.host, settings.port) as sock,
         closing(open_storage(settings)) as storage,

@@ -1,6 +1,6 @@
 """The FastAPI application: creates the parts of the server and connects them."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -25,10 +25,10 @@ from app.batches.batch_run import BatchServices
 from app.batches.lines import LineRules
 from app.batches.pacing import Pacer
 from app.batches.runner import BatchRunner
-from app.http.authentication import Authentication, client_for_digest
+from app.http.authentication import Authentication, client_for_digest, client_for_key
 from app.http.body_limit import BodyLimit
 from app.http.browser_guard import BrowserGuard, checked_names
-from app.http.client import Client
+from app.http.client import ANONYMOUS, Client
 from app.http.errors.responses import REJECTION_REASONS, register_handlers
 from app.http.inner_call import post_json
 from app.http.request_context import RequestContextMiddleware
@@ -39,11 +39,12 @@ from app.observability.request_log import log_request
 from app.observability.request_record import RequestRecord
 from app.observability.tracing import Tracer
 from app.server_state import ServerState
-from app.settings import Settings
+from app.settings import Settings, env_name
 from app.settings.configs import admission_limits
 from app.settings.keys import admin_keys, client_keys
 from app.settings.storage import temporary_storage
 from app.storage.storage import Storage
+from app.warming.warmer import Warmer, WarmingServices
 from app.web.pages import load_pages, page_router
 from batching import Observers, SchedulerManager
 
@@ -103,16 +104,18 @@ def create_app(
     storage = storage or temporary_storage(settings)
     # The endpoints for the lines of batches, which are requests that have been let in already.
     lines = FastAPI(openapi_url=None)
+    batch_runner = _batch_runner(settings, admission, metrics, storage, lines)
     service = ServerState(
         manager,
         settings,
         admission,
         metrics,
         finish,
-        batches=_batch_runner(settings, admission, metrics, storage, lines),
+        batches=batch_runner,
         batch_endpoints=tuple(BATCH_ENDPOINTS),
         images=model_images(settings),
         storage=storage,
+        warmer=_warmer(settings, manager, batch_runner.services),
     )
     manager.observe(lambda model_id: Observers(metrics.engines[model_id], service.throughput_log))
     _add_line_endpoints(lines, service)
@@ -179,6 +182,44 @@ def _batch_runner(
     )
     metrics.num_batches.set_function(lambda: runner.num_running)
     return runner
+
+
+def _warmer(
+    settings: Settings, manager: SchedulerManager, services: BatchServices
+) -> Warmer | None:
+    """Return what sends the lines of the file of prompts, as those of batches are; None without a file."""
+    if settings.warm_file is None:
+        return None
+
+    def has_room(model: str | None) -> bool:
+        engine = manager.loaded(manager.model_ids[0] if model is None else model)
+        if engine is None:
+            return True
+        stats = engine.latest_stats
+        return stats.num_pinned_blocks < stats.max_pinned_blocks
+
+    return Warmer(
+        settings.warm_file,
+        f"{env_name('warm_file')}: {settings.warm_file}",
+        WarmingServices(
+            clients=[*_cache_owners(settings)],
+            pacer=services.pacer,
+            dispatch=services.dispatch,
+            has_room=has_room,
+            max_line_bytes=services.rules.max_line_bytes,
+        ),
+    )
+
+
+def _cache_owners(settings: Settings) -> Iterator[Client]:
+    """Yield a client for each prefix cache: one of each key, or one that all share."""
+    keys = dict.fromkeys(client_keys(settings))
+    if settings.share_prefix_cache or not keys:
+        yield replace(ANONYMOUS, is_batch=True, pins=True)
+        return
+    for key in keys:
+        client = client_for_key(key, share_prefix_cache=False)
+        yield replace(client, is_batch=True, pins=True)
 
 
 def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container[str]) -> None:

@@ -20,6 +20,7 @@ from app.observability.throughput_log import ThroughputLogger
 from app.settings import Settings
 from app.storage.seal import Sealer
 from app.storage.storage import Storage
+from app.warming.warmer import Warmer
 from app.worker_threads import WorkerThreads
 from batching import SchedulerManager
 
@@ -49,6 +50,7 @@ class ServerState:
     on_finish: called with the record of each request that reached an engine.
     batches: runs the batches.
     batch_endpoints: the paths that lines of a batch may be sent to.
+    warmer: puts prompts into the prefix cache after the start; None if there is nothing to do.
     in_flight: the requests for which a shutdown waits.
     unsent: the large bodies that clients have not read yet.
     images: reads the images of requests.
@@ -67,6 +69,7 @@ class ServerState:
     batches: BatchRunner
     batch_endpoints: Sequence[str]
     images: ModelImages
+    warmer: Warmer | None = None
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     unsent: UnsentBytes = field(default_factory=UnsentBytes)
     throughput_log: ThroughputLogger = field(default_factory=ThroughputLogger)

@@ -54,7 +54,13 @@ from batching.fit.estimate import MemoryEstimate, estimate
 from batching.fit.weights import Compute
 from batching.inputs.images import ImageInput, PlacedImage
 from batching.inputs.rerank_templates import RERANK_TEMPLATES
-from batching.inputs.retention import NOT_RETAINED, NOT_STORED, RetainedPrefix, Retention
+from batching.inputs.retention import (
+    NOT_RETAINED,
+    NOT_STORED,
+    PINNED,
+    RetainedPrefix,
+    Retention,
+)
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.machine import Machine, report_backend, this_machine
@@ -110,6 +116,7 @@ __all__ = [
     "NOT_RETAINED",
     "NOT_STORED",
     "NO_DEFAULTS",
+    "PINNED",
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
     "AllowedTokens",

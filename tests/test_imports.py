@@ -41,6 +41,7 @@ APP_LAYERS: Final = (
     ("app.http", "app.prompts"),
     ("app.admission",),
     ("app.generation", "app.batches"),
+    ("app.warming",),
     ("app.settings",),
     ("app.media",),
     ("app.flags",),

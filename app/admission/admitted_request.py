@@ -8,7 +8,7 @@ from time import monotonic
 from app.admission.controller import AdmissionTicket
 from app.admission.patience import after_departures
 from app.observability.request_record import RequestRecord, TokenUsage
-from batching import DeadlineExceeded, SequenceSpec, SequenceStats
+from batching import PINNED, DeadlineExceeded, SequenceSpec, SequenceStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,14 @@ class AdmittedRequest:
     def applied_to(self, spec: SequenceSpec) -> SequenceSpec:
         """Return a spec with what this request adds: its priority, its client's salt, the time that is left."""
         salt = self.cache_salt(spec.cache_salt)
+        retention = PINNED if self.ticket.client.pins else spec.retention
         return replace(
             spec,
             priority=self.ticket.priority,
             is_best_effort=self.ticket.is_best_effort,
             cache_salt=salt,
             # Of no other client, whatever it calls its sessions.
-            retention=spec.retention._replace(group=f"{salt}/{spec.retention.group}"),
+            retention=retention._replace(group=f"{salt}/{retention.group}"),
             time_limit=self.deadline.time_left(),
         )
 

@@ -74,11 +74,13 @@ class NotJsonLines(Exception):
     """The file as a whole is invalid: not one JSON object per line, no lines, or too many.
 
     number: the number of the line at fault; None if it is the file.
+    reason: the message without it.
     """
 
     def __init__(self, code: str, message: str, number: int | None = None) -> None:
         super().__init__(message if number is None else f"line {number}: {message}")
         self.code = code
+        self.reason = message
         self.number = number
 
 
@@ -122,9 +124,7 @@ def parse_line(line: Line, rules: LineRules) -> LineRequest:
         BadLine: the line is not a request to one of these endpoints.
         NotJsonLines: the line is not a JSON object.
     """
-    if line.text is None:
-        raise BadLine("line_too_long", f"the line is longer than {rules.max_line_bytes} bytes")
-    fields = _object(line.number, line.text)
+    fields = read_fields(line, rules.max_line_bytes)
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID:
         message = f"custom_id must be a text of 1 to {_MAX_CUSTOM_ID} characters"
@@ -135,15 +135,25 @@ def parse_line(line: Line, rules: LineRules) -> LineRequest:
     return LineRequest(line.number, custom_id, fields["url"], body)
 
 
-def _object(number: int, text: bytes) -> dict[str, Any]:
+def read_fields(line: Line, max_bytes: int) -> dict[str, Any]:
+    """Return the JSON object of a line.
+
+    Raises:
+        BadLine: the line is too long.
+        NotJsonLines: the line is not a JSON object.
+    """
+    if line.text is None:
+        raise BadLine("line_too_long", f"the line is longer than {max_bytes} bytes")
     try:
-        fields = read_json(text)
+        fields = read_json(line.text)
     except HTTPException as error:
         raise BadLine("line_too_large", error.detail) from None
     except json.JSONDecodeError as error:
-        raise NotJsonLines("invalid_json_line", f"this is not JSON: {error.msg}", number) from None
+        raise NotJsonLines(
+            "invalid_json_line", f"this is not JSON: {error.msg}", line.number
+        ) from None
     if not isinstance(fields, dict):
-        raise NotJsonLines("invalid_json_line", "this is not a JSON object", number)
+        raise NotJsonLines("invalid_json_line", "this is not a JSON object", line.number)
     return fields
 
 

@@ -22,6 +22,7 @@ _CONNECT_TIMEOUT: Final = 5.0  # seconds
 # Seconds between two pieces of an answer; while a request waits, the server sends a comment every ten.
 _READ_TIMEOUT: Final = 60.0
 _MAX_SHOWN: Final = 300
+_JSON: Final = {"Content-Type": "application/json"}
 
 
 def fetch_models(server: Server) -> list[Model]:
@@ -52,9 +53,11 @@ def stream_chat(server: Server, body: Body) -> Generator[Chunk | None, None, Non
         CommandError: there is no server.
         RequestFailed: it refuses the request, or the answer breaks off.
     """
+    # Not httpx's `json=`: that cannot write NaN or half of a surrogate pair, which files may have.
+    content = json.dumps({**body, "stream": True})
     with (
         _connected(server) as client,
-        client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response,
+        client.stream("POST", "/v1/chat/completions", content=content, headers=_JSON) as response,
     ):
         _check(response)
         for chunk in read_chunks(response.iter_bytes()):

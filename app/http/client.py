@@ -15,6 +15,7 @@ class Client:
     is_admin: whether it may see what the server does for other clients.
     key_digest: identifies the owner of stored responses, files and batches.
     is_batch: the request is a line of a batch: low priority, and no limits of the key.
+    pins: its prompts stay in the prefix cache without a time limit, whatever its requests say.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Client:
     key_digest: str = ""
     is_admin: bool = False
     is_batch: bool = False
+    pins: bool = False
 
 
 # Without keys every client may do what an admin may.

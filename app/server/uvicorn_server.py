@@ -153,6 +153,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watchdog.run())
         self._service.batches.wake()
+        if self._service.warmer is not None:
+            self._service.warmer.start()
 
     async def on_tick(self, counter: int) -> bool:
         """Return True when the server can exit; uvicorn calls it ten times a second."""
@@ -162,6 +164,8 @@ class Server(uvicorn.Server):
         if not self._is_draining:
             # Not in the handler, which may have interrupted another line of the log.
             self._is_draining = True
+            if self._service.warmer is not None:
+                self._service.warmer.stop()
             logger.info("shutting down; requests in flight: %d", self._service.in_flight.num_open)
         is_timeout = (
             monotonic() > self._shutdown_requested_at + self._service.settings.shutdown_timeout
@@ -173,6 +177,8 @@ class Server(uvicorn.Server):
         self._watching.cancel()
         if num_open := self._service.in_flight.num_open:
             logger.warning("%d requests are ended before they are complete", num_open)
+        if self._service.warmer is not None:
+            await self._service.warmer.close()
         await self._service.batches.close()
         # This does not wait for the engines to end.
         self._service.manager.close(0)

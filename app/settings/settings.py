@@ -179,6 +179,11 @@ class Settings(EngineSettings):
         description="Most lines of batches begun while other requests come, which wait for longer steps "
         "with more. Otherwise lines take the whole batch.",
     )
+    warm_file: Path | None = Field(
+        default=None,
+        description="JSONL file of chat requests, or lines of batches, whose prompts are put into the prefix cache "
+        "after the start, and stay there. Empty is none.",
+    )
     max_images: int = Field(default=32, ge=0, description="Most images of a request.")
     max_image_mib: int = Field(default=20, ge=1, description="Largest file of an image, in MiB.")
     max_image_pixels: int = Field(
@@ -256,7 +261,7 @@ class Settings(EngineSettings):
 
     @field_validator(
         *("api_keys_file", "data_dir", "weights_cache_dir", "kv_cache_dir"),
-        *("models_file", "models_dir"),
+        *("models_file", "models_dir", "warm_file"),
     )
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:

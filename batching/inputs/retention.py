@@ -1,5 +1,6 @@
 """How long the cached keys and values of a prompt stay when others need room."""
 
+from math import inf
 from typing import Final, NamedTuple
 
 
@@ -7,6 +8,7 @@ class RetainedPrefix(NamedTuple):
     """The first `num_tokens` tokens of a prompt, for so many seconds after their last use.
 
     num_tokens: None is the whole prompt, and its output.
+    seconds: infinity pins it: it does not give way to what is retained later.
     """
 
     num_tokens: int | None
@@ -38,3 +40,4 @@ class Retention(NamedTuple):
 
 NOT_RETAINED: Final = Retention()
 NOT_STORED: Final = Retention(may_store=False)
+PINNED: Final = Retention("pinned", (RetainedPrefix(None, inf),))

@@ -84,7 +84,11 @@ class KVCacheManager:
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
         """Return the statistics with those of states, sliding-window layers and the store filled in."""
-        stats = stats._replace(num_retained_blocks=len(self.retained))
+        stats = stats._replace(
+            num_retained_blocks=len(self.retained),
+            num_pinned_blocks=self.retained.num_pinned,
+            max_pinned_blocks=self.retained.max_pinned,
+        )
         if self.states is not None:
             stats = self.states.add_to(stats)
         if self.store is not None:

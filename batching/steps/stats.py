@@ -39,6 +39,7 @@ class SchedulerStats(NamedTuple):
     num_urgent_preemptions: those of them that made way for a waiting request of a higher class.
     num_evictions: cached blocks that were evicted.
     num_retained_blocks: blocks that requests have asked to be evicted behind all others.
+    num_pinned_blocks, max_pinned_blocks: those of them without a time limit, and how many there may be.
     num_queried_tokens, num_hit_tokens: prompt tokens of admitted requests, and those found in the cache.
     num_aged_admissions: requests that were admitted before a waiting one of a more urgent class.
     num_prefix_waits: requests that waited for another one to compute their prefix.
@@ -77,6 +78,8 @@ class SchedulerStats(NamedTuple):
     num_urgent_preemptions: int = 0
     num_images_encoded: int = 0
     num_retained_blocks: int = 0
+    num_pinned_blocks: int = 0
+    max_pinned_blocks: int = 0
     num_checkpoints: int | None = None
     num_checkpoints_stored: int = 0
     num_checkpoints_hit: int = 0

@@ -59,6 +59,7 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
             "--max-num-batched-tokens (4) must be at least MLX_SERVER_MAX_NUM_SEQS (5)",
         ),
         (["--port=9", "--api-keys-file", "{here}"], "--api-keys-file cannot be read: {here}: Is a"),
+        (["--warm-file={here}"], "--warm-file cannot be read: {here}: it is no file\n"),
     ],
 )
 def test_a_bad_value_is_reported_by_what_has_set_it(

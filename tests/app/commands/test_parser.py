@@ -115,7 +115,7 @@ def test_the_summaries_are_those_of_the_modules() -> None:
         (["cache", "--help"], set()),
         (["doctor", "--help"], set()),
         # They read settings.
-        *(([word, "--help"], {"pydantic"}) for word in ("ps", "chat", "launch")),
+        *(([word, "--help"], {"pydantic"}) for word in ("ps", "warm", "chat", "launch")),
     ],
 )
 def test_help_imports_nothing_that_takes_time(arguments: list[str], allowed: set[str]) -> None:

@@ -29,7 +29,15 @@ from app.server.stop_signals import stop_signals
 from app.server.uvicorn_server import BindError, Server, bind, serve
 from app.settings import Settings
 from batching import SchedulerManager
-from tests.support.speaker import ENDLESS_BLOCKS, MODEL_ID, Breaking, Gate, speaking_manager
+from batching.steps.step_plan import SliceOutput, StepPlan
+from tests.support.speaker import (
+    ENDLESS_BLOCKS,
+    MODEL_ID,
+    Breaking,
+    Gate,
+    Speaker,
+    speaking_manager,
+)
 
 T = TypeVar("T")
 
@@ -263,6 +271,35 @@ def test_a_second_signal_forces_the_shutdown(
     gate = Gate(is_open=False)
     manager = speaking_manager(None, gate=gate, num_blocks=ENDLESS_BLOCKS)
     while_serving(manager, lambda url: end_early(url, gate, phases, stop), shutdown_timeout=3600.0)
+
+
+class HeldAtOnce(Speaker):
+    """Reads no prompt before the gate is open."""
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        self._gate.wait()
+        return super().run(plan)
+
+
+def test_a_signal_ends_the_warming_at_once(
+    phases: Phases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="app.warming.warmer")
+    path = tmp_path / "warm.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n' * 2)
+    gate = Gate(is_open=False)
+
+    def visit(url: str) -> None:
+        try:
+            assert gate.reached.wait(LONG)
+            stop()
+            assert phases.closing.wait(LONG)
+        finally:
+            gate.open()
+
+    manager = speaking_manager(runner=HeldAtOnce, gate=gate)
+    while_serving(manager, visit, warm_file=path, shutdown_timeout=3600.0)
+    assert "warming=cancelled warmed=0 failed=0" in caplog.text
 
 
 def test_a_server_whose_engine_fails_exits_with_1_if_configured(phases: Phases) -> None:

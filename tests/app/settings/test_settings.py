@@ -94,6 +94,7 @@ OF_THE_SERVER: Final = {
     "max_files_mib",
     "max_file_lines",
     "batch_lines_beside_requests",
+    "warm_file",
     "max_images",
     "max_image_mib",
     "vision_pixels",

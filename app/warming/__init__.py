@@ -1,0 +1,1 @@
+"""Puts the prompts of a file into the prefix cache."""
