@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from batching.config import DEFAULT_MAX_STALL_MS
 from batching.errors import RequestFailed
@@ -20,6 +20,9 @@ from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import SliceOutput, StepPlan
 
 logger = logging.getLogger(__name__)
+
+# After so many seconds requests are looked after that wait for the store: a disk may never answer.
+LOOK_INTERVAL: Final = 1.0
 
 
 class _Step(NamedTuple):
@@ -95,7 +98,8 @@ class BatchInferenceEngine:
         self._in_flight: _Step | None = None
         self._last_ended = 0.0
         self._requests: dict[int, BatchRequest] = {}
-        self._waits_for_store = False
+        # When requests that wait for the store are looked after in any case; 0 if none do.
+        self._next_look = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -105,13 +109,18 @@ class BatchInferenceEngine:
     @property
     def can_step(self) -> bool:
         """True if a step would do something: requests may wait for the store, and blocks to be stored without any."""
-        if self._in_flight is not None or self._scheduler.has_unsaved:
+        if self._in_flight is not None or self._scheduler.can_save:
             return True
-        return self._scheduler.has_work and not self._waits_for_store
+        return self._scheduler.has_work and self._clock() >= self._next_look
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if there will be something to do, at the latest after `LOOK_INTERVAL`: the store is at work."""
+        return (self.has_work or self._scheduler.has_unsaved) and not self.can_step
 
     def go_on(self) -> None:
         """Record that something was read from the store."""
-        self._waits_for_store = False
+        self._next_look = 0.0
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
@@ -123,7 +132,7 @@ class BatchInferenceEngine:
 
     def add(self, *requests: BatchRequest) -> None:
         """Queue requests that `check_request` has accepted; forks come together with their request."""
-        self._waits_for_store = False
+        self._next_look = 0.0
         for request in requests:
             self._requests[request.request_id] = request
             if request.fork_of is None:
@@ -131,7 +140,7 @@ class BatchInferenceEngine:
 
     def abort(self, request_id: int) -> None:
         """End a request before the next step; does nothing if it has ended."""
-        self._waits_for_store = False
+        self._next_look = 0.0
         if (request := self._requests.pop(request_id, None)) is not None:
             self._scheduler.abort(request)
 
@@ -192,9 +201,11 @@ class BatchInferenceEngine:
     def save_rest(self, seconds: float) -> None:
         """Hand over what is left to be stored, for some seconds at most; no step may be run afterwards."""
         until = self._clock() + seconds
-        with suppress(Exception):
-            while self._scheduler.has_unsaved and self._clock() < until:
-                self._runner.run(StepPlan((), saves=tuple(self._scheduler.take_saves())))
+        try:
+            while self._scheduler.can_save and self._clock() < until:
+                self._runner.run(self._scheduler.plan_saves())
+        except Exception:
+            logger.exception("not all keys and values are stored")
 
     def _plan(self, turn: Turn = ALONE, after: QueuedStep | None = None) -> _Step:
         planned = self._clock()
@@ -204,7 +215,7 @@ class BatchInferenceEngine:
             self._store_limits(turn, may_save=after is None),
             now=planned,
         )
-        self._waits_for_store = plan.is_empty
+        self._next_look = planned + LOOK_INTERVAL if plan.is_empty else 0.0
         logger.debug("step %s", plan)
         return _Step(plan, self._queue(plan, after), planned)
 

@@ -21,7 +21,7 @@ from batching.scheduling.snapshot import EngineSnapshot, take_snapshot
 from batching.scheduling.step_planner import StepPlanner, max_decode_rows
 from batching.scheduling.step_recorder import StepRecorder
 from batching.steps.stats import SchedulerStats
-from batching.steps.step_plan import SaveOrder, SliceOutput, StepPlan
+from batching.steps.step_plan import RestoreOrder, SaveOrder, Slice, SliceOutput, StepPlan
 
 
 class StoreLimits(NamedTuple):
@@ -94,9 +94,14 @@ class ContinuousBatchingScheduler:
         """True if blocks or states are left to be stored."""
         return self._kv.store is not None and self._kv.store.num_unsaved > 0
 
-    def take_saves(self) -> Sequence[SaveOrder]:
-        """Return some of what is left to be stored, each once, for a step that does nothing else."""
-        return () if self._kv.store is None else self._kv.store.take_saves(is_busy=False)
+    @property
+    def can_save(self) -> bool:
+        """True if some of that can be stored now."""
+        return self._kv.store is not None and self._kv.store.can_save
+
+    def plan_saves(self) -> StepPlan:
+        """Return a step that stores some of what is left, each once, and does nothing else but the copies that are due."""
+        return self._plan_of((), ())
 
     def stats(self) -> SchedulerStats:
         blocks, prefix_cache = self.block_manager, self._kv.prefix_cache
@@ -245,7 +250,7 @@ class ContinuousBatchingScheduler:
             step.add_decodes(best_effort)
             step.add_prefills(is_best_effort=True)
             self._turns.serve(now)
-        return self._make_plan(step, may_save=store.may_save)
+        return self._plan_of(step.slices, step.restores, may_save=store.may_save)
 
     def update(
         self, plan: StepPlan, outputs: Sequence[SliceOutput]
@@ -344,14 +349,16 @@ class ContinuousBatchingScheduler:
         for request in started:
             self._running.join(request)
 
-    def _make_plan(self, step: StepPlanner, *, may_save: bool) -> StepPlan:
+    def _plan_of(
+        self, slices: Sequence[Slice], restores: Sequence[RestoreOrder], *, may_save: bool = True
+    ) -> StepPlan:
         changes = self._residents.take_changes()
         saves: Sequence[SaveOrder] = ()
         if self._kv.store is not None and may_save:
-            is_busy = bool(step.slices) or self._images.has_order
+            is_busy = bool(slices) or self._images.has_order
             saves = self._kv.store.take_saves(is_busy=is_busy)
         return StepPlan(
-            tuple(step.slices),
+            tuple(slices),
             self._kv.take_copies(),
             changes.preempted,
             () if self._kv.states is None else self._kv.states.take_copies(),
@@ -359,7 +366,7 @@ class ContinuousBatchingScheduler:
             changes.ended,
             *self._images.take(),
             saves=tuple(saves),
-            restores=tuple(step.restores),
+            restores=tuple(restores),
         )
 
     def _promote_fork(self, request: BatchRequest) -> None:

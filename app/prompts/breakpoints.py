@@ -11,7 +11,7 @@ from app.prompts.render import Attached, ChatPrompt, template_text, tokens_of
 from batching import ModelInfo, RetainedPrefix
 
 # Noncharacters of Unicode, which are for such uses, around the number of a breakpoint.
-_MARK: Final = re.compile("\ufdd2([0-9]+)\ufdd3")
+_MARK: Final = re.compile("\ufdd2([0-9]{1,4})\ufdd3")
 
 
 def retained_prefixes(

@@ -44,7 +44,8 @@ class ReadAhead:
         # None is lost.
         self._fetched: dict[Key, Entry | None] = {}
         self._wanted: set[Key] = set()
-        self._claimed: dict[Key, Entry] = {}
+        # Several requests of a step may restore the same.
+        self._claimed: dict[Key, list[Entry]] = {}
         # When the read began that is in progress.
         self._began: float | None = None
         self._changed = threading.Condition()
@@ -63,7 +64,8 @@ class ReadAhead:
                 if key in self._wanted:
                     continue
                 self._wanted.add(key)
-                if (entry := self._host.get(key)) is not None or self._model is None:
+                entry = self._host.get(key)
+                if entry is not None or self._model is None or self._is_stuck():
                     self._fetched[key] = entry
                     self._stats.num_from_host += entry is not None
                 else:
@@ -85,11 +87,14 @@ class ReadAhead:
                 self._wanted.discard(key)
                 entry = self._fetched.pop(key)
                 assert entry is not None, "it was read"
-                self._claimed[key] = entry
+                self._claimed.setdefault(key, []).append(entry)
 
     def take(self, key: Key) -> Entry:
-        """Return what was claimed, once."""
-        return self._claimed.pop(key)
+        """Return what was claimed, as often as it was."""
+        entry = self._claimed[key].pop()
+        if not self._claimed[key]:
+            del self._claimed[key]
+        return entry
 
     def drop_claimed(self) -> None:
         self._claimed.clear()
@@ -108,7 +113,9 @@ class ReadAhead:
         self._thread.join(_PATIENCE)
 
     def _is_stuck(self) -> bool:
-        return self._began is not None and self._clock() - self._began > _PATIENCE
+        # Once: another thread sets it.
+        began = self._began
+        return began is not None and self._clock() - began > _PATIENCE
 
     def _run(self) -> None:
         while True:
@@ -139,8 +146,9 @@ class ReadAhead:
             self._stats.num_damaged += 1
             with suppress(OSError):
                 path.unlink()
-        except (OSError, MemoryError) as error:
-            logger.debug("%s cannot be read: %s", path, error)
+        # Whatever it is, requests wait for this thread.
+        except Exception as error:
+            logger.debug("%s cannot be read: %r", path, error)
             self._stats.num_lost += 1
         else:
             self._count(entry.num_bytes, self._clock() - began)

@@ -154,6 +154,11 @@ class BlockStore:
         """The size of those in the host's memory."""
         return self._host.num_bytes
 
+    @property
+    def is_full(self) -> bool:
+        """True while it takes no more than it has to write already."""
+        return self._disk is not None and self._disk.writer.is_full
+
     def size_of(self, key: Key) -> int:
         if (entry := self._host.get(key)) is not None:
             return entry.num_bytes

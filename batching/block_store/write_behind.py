@@ -70,6 +70,11 @@ class WriteBehind:
         self._thread.start()
 
     @property
+    def is_full(self) -> bool:
+        """True while half of the queue waits: who waits for less loses nothing of what is put together."""
+        return self._num_queued_bytes > self._max_queued_bytes // 2
+
+    @property
     def num_queued_bytes(self) -> int:
         return self._num_queued_bytes
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
+from batching.batch_inference import LOOK_INTERVAL
 from batching.engine.frozen import freeze, thawed
 from batching.engine.jobs import Job, Load
 from batching.engine.load_slices import LoadCancelled
@@ -23,9 +24,6 @@ from batching.scheduling.engine_turns import Demand, EngineTurns, Turn
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# After so many seconds engines look again at what their requests wait for: a disk may never answer.
-_LOOK_INTERVAL: Final = 1.0
 
 
 class MLXThread:
@@ -172,12 +170,9 @@ class MLXThread:
         """Wait for a job and run it; engines whose requests wait for a store look again and again."""
         if self._is_stopping:
             return
-        waiting = [served for served in self._engines if served.is_waiting]
-        try:
-            self._do(self._inbox.get(timeout=_LOOK_INTERVAL if waiting else None))
-        except Empty:
-            for served in waiting:
-                served.go_on()
+        is_waiting = any(served.engine.is_waiting for served in self._engines)
+        with suppress(Empty):
+            self._do(self._inbox.get(timeout=LOOK_INTERVAL if is_waiting else None))
 
     def _do(self, job: Job[Any] | None) -> None:
         if job is None:

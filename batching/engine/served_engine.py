@@ -83,11 +83,6 @@ class ServedEngine:
         if self._loaded is not None and self._loaded.store is not None:
             self._loaded.store.call_when_read(func)
 
-    @property
-    def is_waiting(self) -> bool:
-        """True while requests wait for the store, and nothing else is to be done."""
-        return self.engine.has_work and not self.engine.can_step
-
     def go_on(self) -> None:
         """Let requests go on that wait for the store."""
         if self._loaded is not None:

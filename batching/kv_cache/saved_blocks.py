@@ -26,12 +26,13 @@ class SavedBlocks:
 
     def add(self, order: SaveOrder, *, is_of_prompt: bool) -> None:
         """Ask for a block, or a state, to be stored, unless it is."""
-        if self._stored.has(order.key) or order.key in self._of_prompts:
+        if self._stored.has(order.key):
             return
         queue = self._others
-        if is_of_prompt:
+        if is_of_prompt or order.key in self._of_prompts:
             queue = self._of_prompts
             self._others.pop(order.key, None)
+        # It may have been evicted, and be elsewhere now.
         queue[order.key] = order
         if len(queue) > _MAX_WAITING:
             queue.popitem(last=False)

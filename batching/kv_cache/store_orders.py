@@ -19,6 +19,8 @@ from batching.steps.step_plan import RestoreOrder, SaveOrder
 _SHARE: Final = 0.02
 _LEAST_SECONDS: Final = 0.002
 _MOST_SECONDS: Final = 0.02
+# Seconds between prefixes that are read although computing seems faster.
+_TRY_INTERVAL: Final = 60.0
 # Of a step that does nothing else; a request that arrives meanwhile waits for that.
 _IDLE_SECONDS: Final = 0.02
 
@@ -59,6 +61,8 @@ class StoreOrders:
         self._saved = SavedBlocks(stored)
         # The time that storing may take beside other work, and when that was reckoned.
         self._seconds_left = self._now = 0.0
+        # When reading is tried next, although it seems slower than computing.
+        self._next_try = _TRY_INTERVAL
         self._restored = RestoredPrefixes(stored)
 
     @property
@@ -100,8 +104,11 @@ class StoreOrders:
             return False
         seconds = self._stored.seconds_to_read(restore.left)
         if 0 < len(restore.blocks) * self._block_size * self.seconds_per_token < seconds:
-            self._stored.stats.skipped[Skip.READING_IS_SLOWER] += 1
-            return False
+            if self._now < self._next_try:
+                self._stored.stats.skipped[Skip.READING_IS_SLOWER] += 1
+                return False
+            # Else one slow moment of a disk would be the last word about it.
+            self._next_try = self._now + _TRY_INTERVAL
         self._restored.begin(request, restore)
         return True
 
@@ -242,16 +249,21 @@ class StoreOrders:
         self._seconds_left = min(_MOST_SECONDS, self._seconds_left + passed * _SHARE)
 
     @property
+    def can_save(self) -> bool:
+        """True if something is to be stored that the store takes now."""
+        return len(self._saved) > 0 and not self._stored.is_full
+
+    @property
     def is_due(self) -> bool:
-        """True if something is to be stored, and there is time for it beside other work."""
-        return len(self._saved) > 0 and self._seconds_left >= _LEAST_SECONDS
+        """True if something can be stored, and there is time for it beside other work."""
+        return self.can_save and self._seconds_left >= _LEAST_SECONDS
 
     def take_saves(self, *, is_busy: bool) -> list[SaveOrder]:
         """Return what the next step stores, each once.
 
         is_busy: the step has other work, beside which storing has a share of the time.
         """
-        if is_busy and not self.is_due:
+        if not (self.is_due if is_busy else self.can_save):
             return []
         stats = self._stored.stats
         seconds, most = stats.saving.seconds, _IDLE_SECONDS

@@ -21,6 +21,11 @@ class StoredBlocks(Protocol):
         """The size of all entries."""
         ...
 
+    @property
+    def is_full(self) -> bool:
+        """True while it takes no more than it has to write already."""
+        ...
+
     def size_of(self, key: Key) -> int:
         """Return the bytes of an entry; 0 if it is not there."""
         ...

@@ -8,6 +8,9 @@ from batching.scheduling.best_effort import QUIET_PERIOD
 
 Key = TypeVar("Key", bound=Hashable)
 
+# Seconds between turns of engines that only store beside the work of others: about 2 % of the time.
+_IDLE_INTERVAL: Final = 1.0
+
 
 class Turn(NamedTuple):
     """What an engine may do in its step.
@@ -47,6 +50,11 @@ class Demand(NamedTuple):
     is_in_flight: bool = False
 
     @property
+    def has_requests(self) -> bool:
+        """False if there is only something to store, which has time."""
+        return self.is_interactive or self.has_best_effort or self.is_in_flight
+
+    @property
     def is_interactive(self) -> bool:
         return self.num_streams > 0 or self.due_time < inf
 
@@ -83,7 +91,8 @@ class EngineTurns(Generic[Key]):
     streams, the load if there is one, and the engine whose prompts may advance.  Half of the time of prompts
     is for the highest class in the whole server, a quarter for the prompt that is due first, and a quarter
     for the shortest one, as in a step of one engine (`share_prefill_budget`).  Best-effort requests take
-    turns when no engine has other work, and now and then beside it.
+    turns when no engine has other work, and now and then beside it; so do engines that have only something to
+    store, behind all others.
 
     It is pure: the caller measures the time, in seconds, and reports it to `charge`.
     """
@@ -96,6 +105,8 @@ class EngineTurns(Generic[Key]):
         self._had = dict.fromkeys(_ORDERS, 0.0)
         self._order: _Order | None = None
         self._others_served = -QUIET_PERIOD
+        # When an engine without requests had a turn.
+        self._idle_served = -inf
 
     def next(
         self, demands: Mapping[Key, Demand], now: float, load: Key | None = None
@@ -118,6 +129,10 @@ class EngineTurns(Generic[Key]):
         ]
         if load is not None:
             candidates.append(load)
+        idle = [key for key, demand in demands.items() if not demand.has_requests]
+        if idle and (not candidates or now - self._idle_served >= _IDLE_INTERVAL):
+            self._idle_served = now
+            candidates = idle
         if not candidates:
             return None
         in_flight = [key for key, demand in demands.items() if demand.is_in_flight]
@@ -127,7 +142,7 @@ class EngineTurns(Generic[Key]):
             may_prefill=chosen == prefills
             or chosen not in demands
             or not demands[chosen].is_interactive,
-            is_alone=load is None and len(demands) == 1,
+            is_alone=load is None and all(key in (chosen, *idle) for key in demands),
             has_other_streams=any(d.num_streams for key, d in demands.items() if key != chosen),
             expects_others=now - self._others_served < QUIET_PERIOD,
         )

@@ -26,6 +26,10 @@ class FakeStore:
         return key in self.entries
 
     @property
+    def is_full(self) -> bool:
+        return False
+
+    @property
     def num_entries(self) -> int:
         return len(self.entries)
 

@@ -1,6 +1,6 @@
 """Where a request asks for its prompt to be cached, and for how long."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final, Literal
 
 from app.api.schemas.base import RequestModel
@@ -25,7 +25,16 @@ class CacheableBlock(RequestModel):
     cache_control: CacheControl | None = None
 
 
-def longest(blocks: Sequence[object]) -> float:
+def num_controls(blocks: Iterable[object]) -> int:
+    """Return how many of these are to be cached."""
+    return len(_controls(blocks))
+
+
+def longest(blocks: Iterable[object]) -> float:
     """Return the seconds that the last one of these is cached for, at the most; 0 if none is to be."""
+    return max((control.seconds for control in _controls(blocks)), default=0.0)
+
+
+def _controls(blocks: Iterable[object]) -> list[CacheControl]:
     found = (block.cache_control for block in blocks if isinstance(block, CacheableBlock))
-    return max((control.seconds for control in found if control is not None), default=0.0)
+    return [control for control in found if control is not None]

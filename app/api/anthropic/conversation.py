@@ -110,7 +110,7 @@ def _with_ends(messages: list[ChatMessage], body: PromptRequest) -> list[ChatMes
 
 
 def _breakpoints(blocks: Sequence[object]) -> tuple[Breakpoint, ...]:
-    """Return the ends of what is to be cached in the text of these blocks."""
+    """Return the ends of what is to be cached in the text of these blocks, of which there are few."""
     ends = ((index + 1, longest([block])) for index, block in enumerate(blocks))
     return tuple(Breakpoint(len(_text(blocks[:end])), seconds) for end, seconds in ends if seconds)
 
@@ -136,17 +136,26 @@ class _Turns:
         self._calls: Mapping[str, int] = {}
 
     def of(self, messages: Iterable[TurnParam]) -> Iterable[ChatMessage]:
+        # Of a turn whose calls are to be cached, which templates write behind its text.
+        seconds = 0.0
         for index, message in enumerate(messages):
-            if message.role == "assistant":
-                yield self._assistant(message, f"messages.{index}")
-            elif message.role == "user":
-                yield from self._user(message, f"messages.{index}")
-            else:
-                yield ChatMessage(
-                    role="system",
-                    content=_text(message.content),
-                    breakpoints=_breakpoints(message.content),
-                )
+            for made in self._of(message, f"messages.{index}"):
+                before = [Breakpoint(0, seconds)] if seconds else []
+                yield replace(made, breakpoints=(*before, *made.breakpoints))
+                seconds = 0.0
+            seconds = longest(b for b in message.content if isinstance(b, ToolUseParam))
+
+    def _of(self, message: TurnParam, param: str) -> Iterable[ChatMessage]:
+        if message.role == "assistant":
+            yield self._assistant(message, param)
+        elif message.role == "user":
+            yield from self._user(message, param)
+        else:
+            yield ChatMessage(
+                role="system",
+                content=_text(message.content),
+                breakpoints=_breakpoints(message.content),
+            )
 
     def _assistant(self, message: TurnParam, param: str) -> ChatMessage:
         calls = [
@@ -165,7 +174,9 @@ class _Turns:
             content=_text(message.content),
             reasoning=_SEPARATOR.join(thinking) if thinking else None,
             tool_calls=calls,
-            breakpoints=_breakpoints(message.content),
+            breakpoints=_breakpoints(
+                [block for block in message.content if not isinstance(block, ToolUseParam)]
+            ),
         )
 
     def _user(self, message: TurnParam, param: str) -> Iterable[ChatMessage]:

@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
-from app.api.anthropic.blocks import Content, SystemContent
-from app.api.anthropic.cache_control import CacheControl
+from app.api.anthropic.blocks import Content, SystemContent, ToolResultParam
+from app.api.anthropic.cache_control import CacheControl, num_controls
 from app.api.anthropic.tools import ToolChoice, ToolList, tool_specs
 from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import (
@@ -27,6 +27,9 @@ from batching import RetainedPrefix, Retention, json_schema_grammar
 _MAX_BLOCKS: Final = 16_384
 # Anthropic's API rejects a request without a number, llama.cpp takes this one.
 _DEFAULT_MAX_TOKENS: Final = 4096
+
+# As in Anthropic's API.
+_MAX_BREAKPOINTS: Final = 4
 
 # Fields that are refused, each with the values that ask for nothing.
 _UNSUPPORTED: Final[Defaults] = {
@@ -130,6 +133,16 @@ class PromptRequest(RequestModel):
         default=None, description="As of the last block of the prompt."
     )
     metadata: Metadata = Field(default_factory=Metadata)
+
+    @model_validator(mode="after")
+    def _check_breakpoints(self) -> Self:
+        blocks = [*self.system, *(block for turn in self.messages for block in turn.content)]
+        nested = [each for b in blocks if isinstance(b, ToolResultParam) for each in b.content]
+        number = num_controls([*self.tools, *blocks, *nested]) + (self.cache_control is not None)
+        if number > _MAX_BREAKPOINTS:
+            message = f"{number} blocks have it; {_MAX_BREAKPOINTS} are the most"
+            raise field_error(message, "cache_control")
+        return self
 
     @model_validator(mode="after")
     def _check_tool_choice(self) -> Self:

@@ -49,12 +49,12 @@ class MessageUsage(BaseModel):
     """The tokens of the prompt are those three together.
 
     What is computed counts as created up to the last `cache_control`, as it is retained; a stream knows what was
-    cached at its end.
+    cached at its end, where it has no `cache_creation`.
     """
 
     input_tokens: int
     cache_creation_input_tokens: int
-    cache_creation: CacheCreation
+    cache_creation: CacheCreation | None
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens

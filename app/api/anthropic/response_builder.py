@@ -77,7 +77,10 @@ class MessageBuilder:
         return before + "".join(rest)
 
     def first_message(self, usage: TokenUsage) -> Message:
-        return self._message(usage, [], None, None)
+        message = self._message(usage, [], None, None)
+        # What of the prompt was cached is not known yet.
+        message.usage.cache_creation = None
+        return message
 
     def thinking_block(self, text: str) -> ThinkingBlock:
         signature = self.sealer.seal(THINKING, text)

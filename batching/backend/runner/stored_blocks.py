@@ -1,5 +1,6 @@
 """Carries blocks and states between the pool and the store."""
 
+import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final
@@ -12,6 +13,8 @@ from batching.block_store.entry_file import Buffer, Entry
 from batching.block_store.keys import Kind
 from batching.block_store.store import BlockStore
 from batching.steps.step_plan import RestoreOrder, SaveOrder
+
+logger = logging.getLogger(__name__)
 
 
 class StoredBlocks:
@@ -34,7 +37,12 @@ class StoredBlocks:
         began = self._clock()
         mx.synchronize()
         for order in orders:
-            contents = self._exported(order)
+            try:
+                contents = self._exported(order)
+            except Exception:
+                # No request needs it.
+                logger.exception("%s is not stored", order)
+                continue
             self._store.put(Entry(order.key, order.parent, order.token_ids, contents))
         self._store.stats.saving.add(len(orders), self._clock() - began)
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from batching import batch_inference
 from batching.block_store import read_ahead
 from batching.block_store.entry_file import Entry, read
 from batching.block_store.keys import Fetch, Key, Kind
@@ -60,7 +61,7 @@ async def collect(stream: TokenStream) -> list[int]:
 
 
 class SilentStore(FakeStore):
-    """Reads for a while what is lost then, and tells nobody."""
+    """Reads for a while what is lost then, and says so to none."""
 
     num_looks = 0
 
@@ -70,7 +71,8 @@ class SilentStore(FakeStore):
 
 
 async def test_requests_do_not_wait_for_ever_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlx_thread, "_LOOK_INTERVAL", 0.001)
+    for module in (mlx_thread, batch_inference):
+        monkeypatch.setattr(module, "LOOK_INTERVAL", 0.001)
     store = SilentStore()
 
     def build_with_store(_: LoadSlices) -> LoadedEngine:

@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields
 from batching.block_manager import BlockIds, BlockTable, Run
 from batching.constraints.protocol import AllowedTokens
 from batching.inputs.images import PlacedImage
+from batching.inputs.retention import RetainedPrefix, Retention
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingParams
@@ -25,6 +26,7 @@ SPEC = SequenceSpec(
     priority=Priority.HIGH,
     is_best_effort=True,
     cache_salt="salt",
+    retention=Retention("group", (RetainedPrefix(None, 9),), may_store=False),
     reports_progress=True,
     pooling=None,
     images=(PlacedImage(0, image_of(b"cat", 1)),),

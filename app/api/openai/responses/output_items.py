@@ -76,7 +76,7 @@ class InputTokensDetails(BaseModel):
     """`cache_write_tokens` were computed, and are retained as the request asks."""
 
     cached_tokens: int
-    cache_write_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(BaseModel):
@@ -135,7 +135,8 @@ class ResponseObject(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    prompt_cache_retention: str | None
+    # Those that were stored before have none.
+    prompt_cache_retention: str | None = None
     reasoning: dict[str, Any]
     safety_identifier: str | None
     service_tier: str

@@ -115,6 +115,31 @@ def test_what_is_retained(
         assert prefix.num_tokens
 
 
+def test_a_call_is_a_part_of_what_is_cached_up_to_it() -> None:
+    """Templates write calls behind the text of their turn."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {}, "cache_control": FIVE}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "3"}
+    messages = [user(text("Hi")), {"role": "assistant", "content": [text("Well."), call]}]
+    (prefix,) = retained(messages=[*messages, user(result)], tools=[TOOL])
+    assert prefix.num_tokens is not None
+    longer = prepare_chat(
+        MODEL,
+        to_conversation(
+            MessagesRequest.model_validate(
+                {"messages": [*messages, user(result)], "tools": [TOOL]}
+            ),
+            Sealer(b"a key"),
+        ),
+    ).prompt.text
+    assert '"add"' in longer[: prefix.num_tokens].rpartition("Well.")[2]
+    assert not longer[: prefix.num_tokens].endswith("3")
+
+
+def test_a_text_like_a_mark_of_any_length_is_a_text() -> None:
+    mark = f"\ufdd2{'9' * 5000}\ufdd3"
+    assert retained(messages=[user(text("One", FIVE), text(mark))]) == (up_to("user: One"),)
+
+
 def test_a_result_and_what_is_in_it_may_be_the_last() -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {}}
     for result, control in ((FIVE, None), (None, FIVE)):
@@ -178,6 +203,7 @@ async def test_a_stream_says_so_at_its_end() -> None:
         response = await server.message(messages=[user(text(DOCUMENT, FIVE))], stream=True)
     start, end = (line for line in response.text.splitlines() if '"usage"' in line)
     whole = len(f"user: {DOCUMENT}\nassistant:")
+    assert '"cache_creation":null' in start
     assert f'"input_tokens":{whole},"cache_creation_input_tokens":0' in start
     assert f'"input_tokens":0,"cache_creation_input_tokens":{whole}' in end
 
@@ -187,6 +213,24 @@ async def test_a_template_that_trims_is_no_obstacle() -> None:
         usage = await ask(server, text("One  ", FIVE), text("  Two  "))
     # The white space between the blocks is a part of the content.
     assert usage["cache_creation_input_tokens"] == len("user: One  ")
+
+
+async def test_more_than_four_breakpoints_are_refused_as_by_anthropic() -> None:
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [text("3", FIVE)],
+        "cache_control": FIVE,
+    }
+    call = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {}}
+    messages = [user(text("Hi")), {"role": "assistant", "content": [call]}, user(result)]
+    fields = {"tools": [TOOL | {"cache_control": FIVE}], "cache_control": FIVE}
+    async with served() as server:
+        most = await server.message(messages=messages, **fields)
+        more = await server.message(messages=messages, system=[text("Be.", FIVE)], **fields)
+    assert most.status_code == 200
+    assert more.status_code == 400
+    assert more.json()["error"]["message"].startswith("cache_control: 5 blocks have it; 4 are")
 
 
 @rows(

@@ -47,6 +47,10 @@ def at_the_end(usage: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in usage.items() if name != "cache_creation"}
 
 
+def at_the_start(usage: dict[str, Any]) -> dict[str, Any]:
+    return usage | {"cache_creation": None}
+
+
 def events(body: str) -> list[dict[str, Any]]:
     """Return what the events carry; each is named by its type."""
     assert body.endswith("\n\n")
@@ -129,7 +133,7 @@ async def test_a_stream_is_anthropics() -> None:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage(0),
+            "usage": at_the_start(usage(0)),
         },
     }
     pieces = [
@@ -181,7 +185,7 @@ async def test_a_prompt_that_was_read_before_is_counted_as_cached() -> None:
     expected = usage(7, num_input=num_tokens - 96) | {"cache_read_input_tokens": 96}
     assert message["usage"] == expected
     assert last["usage"] == at_the_end(expected)
-    assert start["message"]["usage"] == usage(0, num_input=num_tokens)
+    assert start["message"]["usage"] == at_the_start(usage(0, num_input=num_tokens))
 
 
 async def test_the_last_turn_is_continued() -> None:
