@@ -251,3 +251,29 @@ def test_a_disk_that_does_not_answer_has_lost_what_is_asked_for(
     reading.may_go_on.release(99)
     reading.wait(1)
     assert "the disk of" in caplog.text
+
+
+def test_what_was_claimed_for_two_requests_is_had_twice(reading: Reading) -> None:
+    for _ in range(2):
+        reading.fetch(0)
+        reading.wait(1)
+        reading.reader.claim(reading.keys[:1])
+    for _ in range(2):
+        assert is_same(reading.reader.take(reading.keys[0]), reading.entries[0])
+    with pytest.raises(KeyError):
+        reading.reader.take(reading.keys[0])
+
+
+def test_an_unexpected_error_is_not_the_end_of_the_thread(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Entry:
+        raise AssertionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(read_ahead, "read", fail)
+        reading.fetch(0)
+        reading.wait(1)
+    reading.fetch(1)
+    reading.wait(1)
+    assert reading.states()[:2] == [LOST, READY]

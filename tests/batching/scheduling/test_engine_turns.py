@@ -194,3 +194,16 @@ def test_no_prompt_waits_longer_than_twice_the_work_that_is_due_before_it(
         # A turn of streams has them beside its prompts, too.
         share = 2 * (1 + num_with_streams) * (1 + max(streams))
         assert at <= share * (before + longest), (due, at, before)
+
+
+def test_an_engine_that_only_stores_has_a_turn_a_second_beside_others() -> None:
+    turns, demands = EngineTurns[str](), {"idle": Demand(), "busy": STREAMS}
+    found = [turns.next(demands, now) for now in (0.0, 0.3, 0.9, 1.0, 1.1)]
+    assert [each and each[0] for each in found] == ["idle", "busy", "busy", "idle", "busy"]
+    # It does not keep the other one's steps from being queued.
+    assert all(turn.is_alone for key, turn in filter(None, found) if key == "busy")
+    assert not found[0] or found[0][1].has_other_streams
+
+
+def test_engines_that_only_store_take_turns_when_nothing_else_is_to_be_done() -> None:
+    assert order({"a": Demand(), "b": Demand()}, {"a": 1.0, "b": 1.0}, 4) == ["a", "b", "a", "b"]

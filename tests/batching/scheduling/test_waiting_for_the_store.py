@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from batching.batch_inference import BatchInferenceEngine
-from batching.block_store.keys import Fetch, Key
+from batching.block_store.keys import Fetch, Key, Kind
 from batching.block_store.statistics import Skip
 from batching.config import SchedulerConfig
 from batching.request import BatchRequest
@@ -167,3 +167,91 @@ def test_the_end_stores_what_is_left_as_long_as_it_may() -> None:
 def test_the_end_goes_on_where_storing_fails(num: int) -> None:
     left = [None] * num
     assert ended(FakeStore(), FakeClock(), left.pop) == num
+
+
+def states(store: FakeStore) -> dict[int, list[int]]:
+    """Return the tokens that each stored state follows, by the first one of its prompt's last block."""
+    return {
+        entry.token_ids[0]: [*entry.contents[0]]
+        for key, entry in store.entries.items()
+        if key.kind is Kind.STATE
+    }
+
+
+def test_what_is_stored_at_the_end_is_what_belongs_there() -> None:
+    """The state of the last request is still to be copied to the slot that had another one's."""
+    store = FakeStore()
+    config = small_config(max_num_batched_tokens=32, num_blocks=64, num_checkpoints=1)
+    _, engine = make_engine(config, store=store)
+    served(engine, make_request(0, [*range(1, 10)], max_tokens=1))
+    engine.add(make_request(1, [*range(11, 20)], max_tokens=1))
+    while engine.has_work:
+        engine.step()
+    engine.save_rest(9)
+    assert states(store) == {5: [*range(1, 9)], 15: [*range(11, 19)]}
+
+
+def test_what_cannot_be_stored_at_the_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    store = FakeStore()
+    _, engine = make_engine(small_config(), store=store)
+    engine.add(make_request(0, PROMPT, max_tokens=2))
+    while engine.has_work:
+        engine.step()
+    store.entries = None  # type: ignore[assignment]
+    engine.save_rest(9)
+    assert "not all keys and values are stored" in caplog.text
+
+
+class FullStore(FakeStore):
+    """Takes nothing while it is full."""
+
+    is_busy = True
+
+    @property
+    def is_full(self) -> bool:
+        return self.is_busy
+
+
+def test_what_a_full_store_does_not_take_waits() -> None:
+    store = FullStore()
+    _, engine = make_engine(small_config(), store=store)
+    served(engine, make_request(0, PROMPT, max_tokens=2))
+    assert not engine.has_work
+    assert (len(store.entries), engine.is_waiting) == (0, True)
+    store.is_busy = False
+    served(engine)
+    assert (len(store.entries), engine.is_waiting) == (2, False)
+
+
+def test_a_disk_that_was_slow_once_is_tried_again() -> None:
+    store = FakeStore()
+    config = small_config()
+    traces(config, store, [make_request(0, PROMPT, max_tokens=3)])
+    store.stats.reading.add(1, 1.0)
+    scheduler, runner = ContinuousBatchingScheduler(config, store), TokenRunner(config, store)
+    num_read = []
+    for i, now in enumerate((1.0, 59.0, 61.0, 62.0, 122.0)):
+        # Others have had the pool.
+        scheduler._kv.forget_cached()
+        request = make_request(i, PROMPT, max_tokens=1)
+        scheduler.add(request)
+        while scheduler.has_work:
+            plan = scheduler.schedule(store=StoreLimits(seconds_per_token=0.001), now=now)
+            scheduler.update(plan, runner.run(plan))
+        num_read.append(store.stats.num_read)
+    assert num_read == [0, 0, 2, 2, 4]
+
+
+def test_requests_that_wait_are_looked_after_whatever_others_do() -> None:
+    """An engine is asked whether it has work as long as others have some."""
+    store, clock = filled(), FakeClock()
+    _, engine = make_engine(small_config(), store=store, clock=clock)
+    waiting = make_request(1, PROMPT, max_tokens=3)
+    served(engine, waiting)
+    assert not engine.can_step
+    store.is_slow = False
+    clock.now += 0.9
+    assert not engine.can_step
+    clock.now += 0.2
+    served(engine)
+    assert right(waiting)
