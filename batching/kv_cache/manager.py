@@ -154,6 +154,10 @@ class KVCacheManager:
             self.states.start(request, hashes[: len(cached)], hit.num_found)
         if self.windows is not None:
             self.windows.start(request, hashes[: len(cached)], hit.num_found)
+        elif self.store is not None:
+            # What was not stored when it was computed, or is deleted: without it the rest could not be read.
+            missing = (i for i in range(len(cached)) if not self.store.has_block(hashes[i]))
+            self._save_blocks(request, hashes, [*missing])
 
     def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
         """Let a fork share all blocks of a request, which has `num_tokens` computed tokens."""
@@ -261,9 +265,7 @@ class KVCacheManager:
         first, last = (at // self.block_manager.block_size for at in (s.start, stop))
         last = min(last, len(hashes))
         self._insert(request, hashes, first, last)
-        if self.store is not None and request.spec.retention.may_store:
-            contents = request.contents(range(first, last), self.block_manager.block_size)
-            self.store.save_blocks(request, hashes, contents, first)
+        self._save_blocks(request, hashes, range(first, last))
         if self.states is not None:
             self.states.commit(request, s, hashes)
             self._save_states(request, hashes)
@@ -342,6 +344,14 @@ class KVCacheManager:
                 manager.retain(block_hash, is_retained=is_retained)
             if self.states is not None:
                 self.states.checkpoints.retain(block_hash, is_retained=is_retained)
+
+    def _save_blocks(
+        self, request: BatchRequest, hashes: Sequence[BlockHash], indices: Sequence[int]
+    ) -> None:
+        """Ask for full blocks of a request to be stored, if it may be."""
+        if self.store is not None and request.spec.retention.may_store:
+            contents = request.contents(indices, self.block_manager.block_size)
+            self.store.save_blocks(request, hashes, indices, contents)
 
     def _save_states(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
         """Ask for new checkpoints to be stored."""

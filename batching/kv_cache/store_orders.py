@@ -212,18 +212,21 @@ class StoreOrders:
 
     # Writing
 
+    def has_block(self, block_hash: BlockHash) -> bool:
+        return self._stored.has(Key(Kind.BLOCK, block_hash))
+
     def save_blocks(
         self,
         request: BatchRequest,
         hashes: Sequence[BlockHash],
+        indices: Sequence[int],
         contents: Sequence[BlockContents],
-        first: int,
     ) -> None:
-        """Ask for full blocks of a request to be stored, from index `first` on; `contents` has one entry each."""
+        """Ask for full blocks of a request to be stored; `contents` are those at the indices."""
         tables = [(Kind.BLOCK, request.block_table)]
         if self._windows is not None:
             tables.append((Kind.WINDOW, request.window_table))
-        for index, prefix in enumerate(contents, first):
+        for index, prefix in zip(indices, contents, strict=True):
             is_of_prompt = (index + 1) * self._block_size <= request.num_prompt_tokens
             for kind, table in tables:
                 key, block_id = Key(kind, hashes[index]), table.block_ids[index]

@@ -305,3 +305,15 @@ def test_a_step_that_fails_forgets_what_was_to_be_stored() -> None:
 def test_without_a_prefix_cache_nothing_is_stored() -> None:
     store = stored(enable_prefix_cache=False)
     assert store.entries == {}
+
+
+def test_what_the_pool_has_and_the_store_lacks_is_stored_with_the_next_hit() -> None:
+    """Without its first block a prefix could never be read again."""
+    store = FakeStore()
+    life = Life(store)
+    life.serve(asked(0))
+    before = {*keys(store)}
+    del store.entries[keys(store)[0]]
+    life.serve(asked(1))
+    assert {*keys(store)} == before
+    assert num_hit(store) == 20
