@@ -185,6 +185,7 @@ class BatchInferenceEngine:
             self.stats(),
             has_failed,
             self._scheduler.block_manager.take_ages(),
+            is_idle=not (plan.slices or plan.encodes or plan.restores),
         )
         return outputs
 

@@ -89,7 +89,11 @@ class StreamRouter:
         """Put the outputs of one step into their streams and report them to the observer."""
         self.num_failed_steps += step.has_failed
         self.last_step_ended, self.latest_stats = step.ended, step.stats
-        self.observer.observe_step(step)
+        if step.is_idle:
+            # What is stored meanwhile is no time of requests.
+            self.observer.observe_stats(step.stats)
+        else:
+            self.observer.observe_step(step)
         self._record(items, step.ended)
         for item in items:
             if (handle := self._handles.get(item.request_id)) is None:

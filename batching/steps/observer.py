@@ -23,6 +23,7 @@ class StepRecord(NamedTuple):
     stats: the statistics after the step.
     has_failed: the step raised and its requests failed.
     block_ages: how old cached blocks were that were evicted or reused.
+    is_idle: the model had nothing to do in it.
     """
 
     ended: float
@@ -32,6 +33,7 @@ class StepRecord(NamedTuple):
     stats: SchedulerStats
     has_failed: bool = False
     block_ages: BlockAges = NO_AGES
+    is_idle: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -186,7 +186,7 @@ _STORE_GAUGES: Final = (
 _STORE_COUNTERS: Final = (
     Reading(
         "mlx_server:kv_store_hit_tokens",
-        "Prompt tokens whose keys and values were read from the folder instead of computed.",
+        "Prompt tokens whose keys and values were read, from the folder or the memory of the host, instead of computed.",
         lambda s: _store(s).num_restored_tokens,
     ),
     Reading("mlx_server:kv_store_reads", "Entries read.", lambda s: _store(s).num_read),

@@ -255,3 +255,13 @@ def test_requests_that_wait_are_looked_after_whatever_others_do() -> None:
     clock.now += 0.2
     served(engine)
     assert right(waiting)
+
+
+def test_steps_that_only_store_are_none_of_the_models() -> None:
+    _, engine = make_engine(small_config(), store=FakeStore())
+    engine.add(make_request(0, PROMPT, max_tokens=2))
+    are_idle: list[bool] = []
+    while engine.can_step:
+        engine.step()
+        are_idle.append(engine.last_step.is_idle)
+    assert are_idle == [False, False, True, True]
