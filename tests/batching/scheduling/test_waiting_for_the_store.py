@@ -264,4 +264,4 @@ def test_steps_that_only_store_are_none_of_the_models() -> None:
     while engine.can_step:
         engine.step()
         are_idle.append(engine.last_step.is_idle)
-    assert are_idle == [False, False, True, True]
+    assert are_idle == [False, False, False, True, True]
