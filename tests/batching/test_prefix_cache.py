@@ -33,6 +33,12 @@ def test_an_extra_key_separates_equal_prompts() -> None:
     assert plain.extended([1, 2], 2) != salted.extended([1, 2], 2)
 
 
+def test_hashes_outlive_the_process() -> None:
+    """With other ones nothing would be found of what is on disk."""
+    hashes = HashChain(b"tenant").extended([1, -2, 3, 1 << 17], 2)
+    assert [each.hex()[:16] for each in hashes] == ["b5de5904c958fc11", "bd1f7112b4c3c5ca"]
+
+
 def test_large_token_ids_do_not_collide() -> None:
     assert HashChain().extended([1 << 17], 1) != HashChain().extended([1], 1)
 

@@ -118,6 +118,12 @@ async def test_each_key_is_another_client_that_does_not_reveal_it() -> None:
     assert len(one.cache_salt) == 64
 
 
+def test_the_salt_of_a_key_outlives_the_server() -> None:
+    """With another one nothing would be found of what is on disk."""
+    salt = client_for_key("sk-one", share_prefix_cache=False).cache_salt
+    assert salt == "3e0bd9f455a3be65e790d9c87fea2039eea8d41b04176758b7889dc8df77998c"
+
+
 async def test_cached_prefixes_are_shared_if_configured() -> None:
     server = Guarded(*KEYS, share_prefix_cache=True)
     one, two = [await server.client_with(x_api_key=key) for key in KEYS]

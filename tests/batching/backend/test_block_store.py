@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from batching.backend.builder import block_store
 from batching.backend.builder.engine import build_engine
 from batching.backend.devices import Gpu
-from batching.backend.execution_mode import ExecutionMode
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.vision.tower import Tower
 from batching.block_store.entry_file import read
@@ -28,11 +26,11 @@ from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.steps.stats import SchedulerStats
 from tests.support.host_kernels import HostKernels
-from tests.support.model_files import edit_config, write_model, write_tiny
-from tests.support.platforms import check_model, platform_of
+from tests.support.model_files import write_model, write_tiny
+from tests.support.platforms import platform_of
 from tests.support.requests import make_request
 from tests.support.stored_entries import write_file
-from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE, tiny_model
+from tests.support.tiny_models import DEVICE_KINDS
 from tests.support.vision_models import FAMILIES, Prompt, make_vision_model
 from tests.support.weekly import weekly, weekly_pairs
 from tests.support.zoo.recurrent import RECURRENT
@@ -353,104 +351,6 @@ def test_a_hit_behind_an_image_is_read_without_encoding_it(
     assert encoded
     assert uncached.num_cached_tokens < 2 * BLOCK_SIZE
     again.end().check_like(first, [0])
-
-
-def identity_of(folder: Path, **config: Any) -> str:
-    """Open a model, and return the name of its folder in the store."""
-    store = folder / "identities"
-    loaded = engine_of(folder / "model", store, **{"num_blocks": 4, "native": "off", **config})
-    assert loaded.store is not None
-    name = loaded.store.identity
-    loaded.close()
-    assert (store / name).is_dir()
-    return name
-
-
-def touch(folder: Path) -> None:
-    """Change no more than the times and places of its files."""
-    for path in [*folder.iterdir()]:
-        contents = path.read_bytes()
-        path.unlink()
-        path.write_bytes(contents)
-
-
-def test_the_identity_is_that_of_the_contents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = write_tiny("llama", tmp_path / "model")
-    before = identity_of(tmp_path)
-    touch(model)
-    assert identity_of(tmp_path, model_id="other", num_blocks=5, max_num_seqs=2) == before
-    path = model / "model.safetensors"
-    weights, status = bytearray(path.read_bytes()), path.stat()
-    weights[-1] ^= 1
-    path.write_bytes(weights)
-    found = {"weights": identity_of(tmp_path)}
-    weights[-1] ^= 1
-    path.write_bytes(weights)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert identity_of(tmp_path) == before
-    found["block size"] = identity_of(tmp_path, block_size=4)
-    found["dtype"] = identity_of(tmp_path, dtype="bfloat16")
-    found["type of keys"] = identity_of(tmp_path, kv_cache_dtype="bfloat16")
-    config = (model / "config.json").read_text()
-    edit_config(model, rope_theta=20000.0)
-    found["rotation"] = identity_of(tmp_path)
-    (model / "config.json").write_text(config)
-    (model / "model.py").write_text("")
-    found["its own code"] = identity_of(tmp_path)
-    (model / "model.py").unlink()
-    assert identity_of(tmp_path) == before
-    monkeypatch.setattr(block_store, "NUMERICS_VERSION", 999)
-    found["numerics"] = identity_of(tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setattr(block_store, "_version", lambda _: "of another release")
-    found["packages"] = identity_of(tmp_path)
-    assert len({before, *found.values()}) == 1 + len(found), found
-
-
-def test_how_products_round_and_attention_is_served_are_of_the_identity() -> None:
-    checked = check_model(tiny_model("llama"), VOCAB_SIZE)
-    other = replace(checked, result=checked.result._replace(mode=ExecutionMode.WHOLE))
-    cases = [("a", checked), ("b", checked), ("a", other)]
-    assert len({block_store.identity({}, note, each, 8) for note, each in cases}) == 3
-
-
-def test_windows_are_of_the_identity(tmp_path: Path) -> None:
-    model = write_tiny("gemma3_text", tmp_path / "model")
-    before = identity_of(tmp_path)
-    edit_config(model, sliding_window=12)
-    assert identity_of(tmp_path) != before
-
-
-def test_kernels_and_how_they_round_are_of_the_identity(
-    native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_model(tmp_path / "model")
-    found = {
-        "off": identity_of(tmp_path),
-        "on": identity_of(tmp_path, native="auto"),
-        "exact": identity_of(tmp_path, native="auto", cpu_precision="exact"),
-        "int8": identity_of(tmp_path, native="auto", kv_cache_dtype="int8"),
-    }
-    monkeypatch.setattr(
-        "batching.backend.platforms.cpu.platform.INTERFACE_VERSION", "of another layout"
-    )
-    found["interface"] = identity_of(tmp_path, native="auto")
-    monkeypatch.undo()
-    for name, kernels in (("gpu", None), ("its kernels", HostKernels(native))):
-        platform = platform_of(gpu=Gpu.METAL, kernels=kernels)
-        monkeypatch.setattr(
-            "batching.backend.builder.engine.choose_platform", lambda _, made=platform: made
-        )
-        write_tiny("llama", tmp_path / "model")
-        found[name] = identity_of(tmp_path)
-    assert len({*found.values()}) == len(found), found
-    assert found == {name: each for name, each in found.items() if len(each) == 32}
-
-
-def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert block_store._version("no-such-package") == ""
 
 
 @pytest.mark.parametrize(

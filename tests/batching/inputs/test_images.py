@@ -32,3 +32,8 @@ def test_rows_are_named_by_their_image_and_their_place_and_other_tokens_stay() -
     assert all(-(1 << 63) <= each < 0 for each in ids[2:4])
     other = replace(IMAGE, arrays=(PIXELS._replace(data=b"01234568"), GRID))
     assert not {*other.cache_ids} & {*ids[2:4]}
+
+
+def test_the_names_of_rows_outlive_the_process() -> None:
+    """With other ones nothing would be found of what is on disk."""
+    assert list(IMAGE.cache_ids[1:3]) == [-8594390757786260802, -6914908366005217072]
