@@ -31,14 +31,18 @@ CONFIG: Final[dict[str, Any]] = {
 }
 
 
-def write_model(directory: Path, seed: int = 5, bits: int = 4) -> Path:
-    """Write a model directory as mlx-lm does: bfloat16, quantized; of random weights."""
+def write_model(directory: Path, seed: int = 5, bits: int = 4, **changes: Any) -> Path:
+    """Write a model directory as mlx-lm does: bfloat16, quantized; of random weights.
+
+    changes: of its config.
+    """
     directory.mkdir(exist_ok=True)
     mx.random.seed(seed)
-    arguments = llama.ModelArgs.from_dict(CONFIG)
+    config = {**CONFIG, **changes}
+    arguments = llama.ModelArgs.from_dict(config)
     model: nn.Module = llama.Model(arguments)
     model.set_dtype(mx.bfloat16)
-    model, config = quantize_model(model, CONFIG, group_size=32, bits=bits)
+    model, config = quantize_model(model, config, group_size=32, bits=bits)
     save_model(directory, model)
     save_config(config, directory / "config.json")
     _write_tokenizer(directory)
