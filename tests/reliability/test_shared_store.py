@@ -60,7 +60,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self._bodies = prompts()
-        with live_server(**SETTINGS | {"kv_cache_gib": "1"}) as server:
+        with live_server(**SETTINGS) as server:
             alone = asyncio.run(ask_all(server.address(), CHAT, self._bodies))
             assert all(each.is_complete for each in alone)
             assert server.stop() == 0
@@ -167,9 +167,9 @@ def test_two_servers_share_a_folder_and_one_is_killed_again_and_again(tmp_path: 
             assert not [word for word in ("Traceback", "is damaged") if word in each.log]
     assert num_kills
     assert num_read > 0
-    # Each counts the other's files anew when its own count says that there is no room.
-    assert MAX_BYTES / 2 < most < 2 * MAX_BYTES
-    assert size_of(store) < 2 * MAX_BYTES
+    # Each counts the other's files when there is no room by its own count.
+    assert MAX_BYTES / 2 < most < 1.5 * MAX_BYTES
+    assert size_of(store) < 1.5 * MAX_BYTES
     assert {path: path.read_bytes() for path in foreign} == foreign
     checked = list(check_caches(store))
     assert [each for each in checked if each.problem] == []

@@ -136,7 +136,7 @@ def test_entries_without_contents_are_waited_for_as_well(make: Make) -> None:
 def test_prefixes_are_retained_behind_what_was_put_before(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of what was queued are not there yet when they are to be retained; nor is the end of it when it is asked for."""
+    """The files of what is queued are not there yet when they are to be retained, or no longer."""
     monkeypatch.setattr("time.time_ns", lambda: 10**18)
     writing, entries = make(), [entry_of(i) for i in range(4)]
     hashes = [each.key.block_hash for each in entries]
