@@ -20,15 +20,14 @@ from batching.host.private_files import check_folder
 logger = logging.getLogger(__name__)
 
 LOCK: Final = "lock"
-# How much of the limit is left after room was made, so that it is not looked for with each file.
-_FILLED: Final = 0.95
+# Such a share of what may be deleted goes besides, so that room is not looked for with each file.
+_SPARE: Final = 0.05
 # Files of other servers are counted again after so many bytes of one's own.
 _RECOUNT_SHARE: Final = 0.01
 _LEAST_RECOUNT: Final = 1 << 28
 # Space that is left on a disk for others: a share of it, or so many bytes if these are fewer.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 8 << 30
-
 
 # Files may be retained for so long, in nanoseconds.  Who has a later time was used by a clock that was ahead.
 _MAX_RETENTION: Final = 25 * 3600 * 10**9
@@ -91,23 +90,21 @@ class StoreFolder:
         model.close()
 
     def make_room(self, num_bytes: int) -> None:
-        """Delete files until another one may be written.
+        """Delete files so that another one may be written.
 
         Raises:
-            NoRoom: there are too few that may be deleted.
+            NoRoom: there are too few that may be deleted; those stay.
             OSError: the folder is gone, or a file cannot be deleted.
         """
         total = self._counted()
         if total + num_bytes > self.max_bytes:
             # Others may have written or deleted since.
             total = self._count()
-        if total + num_bytes > self.max_bytes:
-            total -= self._delete(total + num_bytes - int(self.max_bytes * _FILLED))
-        if total + num_bytes > self.max_bytes:
+        if not self._delete(total + num_bytes - self.max_bytes):
             raise NoRoom("the files that are in use, or of others, leave no room")
         disk = shutil.disk_usage(self.folder)
         missing = int(min(_FREE_SHARE * disk.total, _FREE_BYTES)) + num_bytes - disk.free
-        if missing > 0 and self._delete(missing) < missing:
+        if not self._delete(missing):
             raise NoRoom(f"the disk is nearly full: {disk.free >> 20} MiB are free")
 
     def add(self, num_bytes: int) -> None:
@@ -126,12 +123,18 @@ class StoreFolder:
         self._num_written = 0
         return self._num_bytes
 
-    def _delete(self, num_bytes: int) -> int:
-        """Delete files of so many bytes, if there are as many that may be; return how many it were."""
-        num_deleted = 0
+    def _delete(self, num_bytes: int) -> bool:
+        """Delete files of so many bytes and some more, and none if there are not as many that may be; return whether."""
+        if num_bytes <= 0:
+            return True
         latest = time.time_ns() + _MAX_RETENTION
-        for file in sorted(self._deletable(), key=lambda f: (f.used <= latest, f)):
-            if num_deleted >= num_bytes:
+        files = sorted(self._deletable(), key=lambda f: (f.used <= latest, f))
+        most = sum(file.size for file in files)
+        if most < num_bytes:
+            return False
+        wanted, num_deleted = num_bytes + int(most * _SPARE), 0
+        for file in files:
+            if num_deleted >= wanted:
                 break
             with suppress(FileNotFoundError):
                 file.path.unlink()
@@ -140,7 +143,7 @@ class StoreFolder:
             if own is not None and (key := Key.of_name(file.path.name)) is not None:
                 own.forget(key)
         self._num_bytes = self.num_bytes - num_deleted
-        return num_deleted
+        return True
 
     def _deletable(self) -> Iterator[StoredFile]:
         for folder in model_folders(self.folder):

@@ -18,8 +18,9 @@ from batching.block_store.write_limit import WriteLimit
 
 logger = logging.getLogger(__name__)
 
-# After an error of the disk it is left alone for so many seconds.
+# After an error of the disk it is left alone for so many seconds, and after room was looked for and not found.
 _PAUSE: Final = 60.0
+_PAUSE_FOR_ROOM: Final = 10.0
 
 
 class _Waiting(NamedTuple):
@@ -66,6 +67,7 @@ class WriteBehind:
         self._changed = threading.Condition()
         self._is_closing = False
         self._paused_until = 0.0
+        self._paused_for = Skip.FAILED
         self._thread = threading.Thread(target=self._run, name="kv-store-writer", daemon=True)
         self._thread.start()
 
@@ -136,7 +138,7 @@ class WriteBehind:
     def _write(self, waiting: _Waiting) -> None:
         model, stats, entry = waiting
         if self._clock() < self._paused_until:
-            stats.skipped[Skip.FAILED] += 1
+            stats.skipped[self._paused_for] += 1
             return
         if not self._limit.has_room(entry.num_bytes):
             stats.skipped[Skip.WRITE_LIMIT] += 1
@@ -147,6 +149,7 @@ class WriteBehind:
             num_bytes = _write_file(model.path_of(entry.key), model.identity, entry)
         except NoRoom as reason:
             logger.debug("%s is not written: %s", entry.key.name, reason)
+            self._pause(Skip.NO_ROOM, _PAUSE_FOR_ROOM)
             stats.skipped[Skip.NO_ROOM] += 1
             return
         except FileNotFoundError as error:
@@ -155,7 +158,12 @@ class WriteBehind:
             stats.skipped[Skip.FAILED] += 1
             return
         except OSError as error:
-            self._pause(error)
+            logger.warning(
+                "keys and values are not written to %s for a minute: %s",
+                self._folder.folder,
+                error.strerror or error,
+            )
+            self._pause(Skip.FAILED, _PAUSE)
             stats.skipped[Skip.FAILED] += 1
             return
         self._folder.add(num_bytes)
@@ -168,13 +176,9 @@ class WriteBehind:
         stats.seconds_writing += seconds
         stats.writing.add(1, seconds)
 
-    def _pause(self, error: OSError) -> None:
-        logger.warning(
-            "keys and values are not written to %s for a minute: %s",
-            self._folder.folder,
-            error.strerror or error,
-        )
-        self._paused_until = self._clock() + _PAUSE
+    def _pause(self, reason: Skip, seconds: float) -> None:
+        self._paused_until = self._clock() + seconds
+        self._paused_for = reason
 
 
 def _write_file(path: Path, identity: str, entry: Entry) -> int:

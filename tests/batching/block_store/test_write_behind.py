@@ -196,6 +196,23 @@ def test_a_folder_that_is_full_of_others_is_left_as_it_is(make: Make, tmp_path: 
     assert writing.stats.skipped == {Skip.NO_ROOM: 1}
 
 
+def test_where_there_was_no_room_none_is_looked_for_for_a_while(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time all files would be listed."""
+    (tmp_path / "photos").write_bytes(bytes(SIZE))
+    writing = make(max_bytes=SIZE)
+    writing.write(entry_of(1))
+    (tmp_path / "photos").unlink()
+    writing.clock.now += 9
+    writing.write(entry_of(2), entry_of(3))
+    assert writing.stats.skipped == {Skip.NO_ROOM: 3}
+    writing.clock.now += 1
+    writing.write(entry_of(4))
+    assert len(writing.files()) == 1
+    assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
+
+
 def test_old_files_make_room(make: Make) -> None:
     writing = make(max_bytes=3 * SIZE)
     writing.write(*map(entry_of, range(9)))
