@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
@@ -72,6 +73,7 @@ class StoreFolder:
         self.folder: Final = folder
         self.max_bytes: Final = max_bytes
         self._models: dict[str, ModelFolder] = {}
+        self._num_users: Counter[str] = Counter()
         self._num_bytes: int | None = None
         self._num_written = 0
 
@@ -81,13 +83,23 @@ class StoreFolder:
         return self._num_bytes or 0
 
     def open(self, identity: str, model_id: str = "") -> "ModelFolder":
-        """Return the folder of a model, which is in use until it is closed; its id is for those who list it."""
-        model = self._models[identity] = ModelFolder(self.folder / identity, model_id)
+        """Return the folder of a model, the same for all its users; its id is for those who list it.
+
+        It is in use until it was closed as often.
+        """
+        model = self._models.get(identity)
+        if model is None:
+            model = self._models[identity] = ModelFolder(self.folder / identity)
+        self._num_users[identity] += 1
+        if model_id:
+            write_note(self.folder / identity, model_id)
         return model
 
     def close(self, model: "ModelFolder") -> None:
-        self._models = {name: each for name, each in self._models.items() if each is not model}
-        model.close()
+        self._num_users[model.identity] -= 1
+        if not self._num_users[model.identity]:
+            del self._num_users[model.identity], self._models[model.identity]
+            model.close()
 
     def make_room(self, num_bytes: int) -> None:
         """Delete files so that another one may be written.
@@ -166,7 +178,7 @@ class ModelFolder:
     num_bytes: the size of the files.
     """
 
-    def __init__(self, folder: Path, model_id: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         self.identity: Final = folder.name
         self._folder = folder
         self._changes = threading.Lock()
@@ -175,9 +187,9 @@ class ModelFolder:
         self._used: dict[Key, int] = {}
         self._retained: dict[BlockHash, int] = {}
         self.num_bytes = 0
+        self._loading = threading.Lock()
+        self._is_loaded = False
         self._lock, self._is_alone = _share_lock(folder)
-        if model_id:
-            write_note(folder, model_id)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._sizes
@@ -193,7 +205,13 @@ class ModelFolder:
         return self._folder / name[:2] / name
 
     def load(self) -> None:
-        """Find the files that are there, and what is retained of them."""
+        """Find the files that are there, and what is retained of them, unless that was done."""
+        with self._loading:
+            if not self._is_loaded:
+                self._load()
+                self._is_loaded = True
+
+    def _load(self) -> None:
         now = time.time_ns()
         for file in files_in(self._folder):
             if (key := Key.of_name(file.path.name)) is not None:
