@@ -183,9 +183,12 @@ class ModelFolder:
         self._folder = folder
         self._changes = threading.Lock()
         self._sizes: dict[Key, int] = {}
-        # The times of files that were marked, and until when prefixes are retained, in nanoseconds of Unix.
-        self._used: dict[Key, int] = {}
+        self._kinds: tuple[Kind, ...] = ()
+        # The times that files of a prefix have, and until when prefixes are retained, in nanoseconds of Unix.
+        self._used: dict[BlockHash, int] = {}
         self._retained: dict[BlockHash, int] = {}
+        # When those that are over were forgotten.
+        self._pruned = 0
         self.num_bytes = 0
         self._loading = threading.Lock()
         self._is_loaded = False
@@ -201,8 +204,12 @@ class ModelFolder:
         return self._sizes.get(key, 0)
 
     def path_of(self, key: Key) -> Path:
+        return Path(self._place_of(key))
+
+    def _place_of(self, key: Key) -> str:
+        """Return the path of a file; to make a Path takes as long as to set a file's time."""
         name = key.name
-        return self._folder / name[:2] / name
+        return f"{self._folder}/{name[:2]}/{name}"
 
     def load(self) -> None:
         """Find the files that are there, and what is retained of them, unless that was done."""
@@ -226,11 +233,13 @@ class ModelFolder:
         with self._changes:
             self.num_bytes += num_bytes - self._sizes.get(key, 0)
             self._sizes[key] = num_bytes
+            if key.kind not in self._kinds:
+                self._kinds += (key.kind,)
 
     def forget(self, key: Key) -> None:
         with self._changes:
             self.num_bytes -= self._sizes.pop(key, 0)
-            self._used.pop(key, None)
+            self._used.pop(key.block_hash, None)
 
     def forget_all(self) -> None:
         with self._changes:
@@ -246,14 +255,15 @@ class ModelFolder:
         now = time.time_ns()
         until = now + int(min(seconds * 1e9, _MAX_RETENTION))
         with self._changes:
-            self._retained = {each: end for each, end in self._retained.items() if end > now}
+            if now >= self._pruned + _MARK_INTERVAL:
+                self._retained = {each: end for each, end in self._retained.items() if end > now}
+                self._pruned = now
             if seconds:
                 self._retained |= {each: max(until, self._retained.get(each, 0)) for each in hashes}
         for index, each in enumerate(hashes):
-            used = self._retained.get(each, now)
-            for key in (Key(kind, each) for kind in Kind):
-                if key in self and used > self._used.get(key, 0) + _MARK_INTERVAL:
-                    self._mark(key, used - index * _BETWEEN_BLOCKS)
+            used = max(now, self._retained.get(each, 0))
+            if used > self._used.get(each, 0) + _MARK_INTERVAL:
+                self._mark_all(each, used - index * _BETWEEN_BLOCKS)
 
     def mark_written(self, key: Key) -> None:
         """Set the time of a file that was written, if its prefix is retained."""
@@ -265,14 +275,17 @@ class ModelFolder:
         now = time.time_ns()
         for each in hashes:
             self._retained.pop(each, None)
-            for key in (Key(kind, each) for kind in Kind):
-                if key in self:
-                    self._mark(key, now)
+            self._mark_all(each, now)
+
+    def _mark_all(self, block_hash: BlockHash, used: int) -> None:
+        for kind in self._kinds:
+            if (key := Key(kind, block_hash)) in self._sizes:
+                self._mark(key, used)
 
     def _mark(self, key: Key, used: int) -> None:
-        self._used[key] = used
+        self._used[key.block_hash] = used
         with suppress(OSError):
-            os.utime(self.path_of(key), ns=(used, used))
+            os.utime(self._place_of(key), ns=(used, used))
 
     def close(self) -> None:
         os.close(self._lock)

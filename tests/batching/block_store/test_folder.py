@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from batching.block_manager import BlockHash
 from batching.block_store import folder as folders
 from batching.block_store.entry_file import Entry
 from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder, part_of
@@ -133,6 +134,42 @@ def test_a_file_is_marked_once_a_minute(tmp_path: Path, clock: FakeClock) -> Non
         times.append(path.stat().st_mtime - 10**9)
         clock.now += 31
     assert times == [0, 0, 62, 62]
+
+
+def test_marking_takes_little_where_little_has_changed(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs beside the steps, with all blocks of a prompt."""
+    model, _ = filled(StoreFolder(tmp_path, MUCH), IDENTITY, *range(9))
+    asked: list[Kind] = []
+
+    def key_of(kind: Kind, block_hash: BlockHash) -> Key:
+        asked.append(kind)
+        return Key(kind, block_hash)
+
+    monkeypatch.setattr(folders, "Key", key_of)
+    use(model, *range(9), seconds=300)
+    assert asked == [Kind.BLOCK] * 9
+    retained = model._retained
+    clock.now += 59
+    use(model, *range(9), seconds=300)
+    assert len(asked) == 9
+    # Nor are those that are retained copied each time.
+    assert model._retained is retained
+    clock.now += 2
+    use(model, *range(9), seconds=300)
+    assert len(asked) == 18
+
+
+def test_a_retention_that_is_over_is_none_before_it_is_forgotten(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    model = StoreFolder(tmp_path, MUCH).open(IDENTITY)
+    use(model, 1, seconds=5)
+    clock.now += 10
+    path = put_file(model, entry_of(1), used=7)
+    use(model, 1)
+    assert path.stat().st_mtime == 10**9 + 10
 
 
 def test_the_next_life_knows_what_is_retained(tmp_path: Path, clock: FakeClock) -> None:
