@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # After an error of the disk it is left alone for so many seconds, and after room was looked for and not found.
 _PAUSE: Final = 60.0
 _PAUSE_FOR_ROOM: Final = 10.0
+# So many prefixes wait to be marked at most: a disk that hangs may do so for long.
+_MAX_MARKS: Final = 256
 
 
 class _Waiting(NamedTuple):
@@ -63,7 +65,7 @@ class WriteBehind:
         self._clock = clock
         self._queue: deque[_Waiting | _Used] = deque()
         # Those that are being written included.
-        self._num_queued = self._num_queued_bytes = 0
+        self._num_queued = self._num_queued_bytes = self._num_marks = 0
         self._changed = threading.Condition()
         self._is_closing = False
         self._paused_until = 0.0
@@ -93,9 +95,14 @@ class WriteBehind:
     def mark_used(
         self, model: ModelFolder, hashes: Sequence[BlockHash], seconds: float | None
     ) -> None:
-        """Queue `ModelFolder.mark_used`, or `end_retention` if there are no seconds, behind the entries before."""
+        """Queue `ModelFolder.mark_used`, or `end_retention` if there are no seconds, behind the entries before.
+
+        What finds too many of them in the queue is left out.
+        """
         with self._changed:
-            self._append(_Used(model, hashes, seconds))
+            if self._num_marks < _MAX_MARKS:
+                self._num_marks += 1
+                self._append(_Used(model, hashes, seconds))
 
     def _append(self, item: "_Waiting | _Used") -> None:
         self._queue.append(item)
@@ -132,6 +139,7 @@ class WriteBehind:
                 num_bytes = item.entry.num_bytes
             with self._changed:
                 self._num_queued -= 1
+                self._num_marks -= isinstance(item, _Used)
                 self._num_queued_bytes -= num_bytes
                 self._changed.notify_all()
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from batching.block_manager import BlockHash
 from batching.block_store.entry_file import Entry, check
 from batching.block_store.folder import StoreFolder
 from batching.block_store.keys import Key
@@ -156,6 +157,32 @@ def test_prefixes_are_retained_behind_what_was_put_before(
     assert times[1] == 10**9
     assert times[3] != 10**9 + 300
     assert writing.writer.num_queued_bytes == 0
+
+
+def test_few_prefixes_wait_for_a_disk_that_hangs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = make()
+    marked: list[BlockHash] = []
+    monkeypatch.setattr(writing.model, "mark_used", lambda hashes, _: marked.extend(hashes))
+    hashes = [entry_of(i).key.block_hash for i in range(300)]
+
+    def mark(num: int) -> None:
+        for each in hashes[:num]:
+            writing.writer.mark_used(writing.model, [each], 300)
+
+    writing.may_go_on.clear()
+    writing.put(entry_of(1))
+    mark(300)
+    # Entries are bounded by their bytes.
+    writing.put(entry_of(2))
+    writing.may_go_on.set()
+    assert writing.writer.flush(60)
+    assert marked == hashes[:256]
+    assert len(writing.files()) == 2
+    mark(9)
+    assert writing.writer.flush(60)
+    assert marked[256:] == hashes[:9]
 
 
 def test_the_end_writes_what_is_queued(make: Make, tmp_path: Path) -> None:
