@@ -178,11 +178,9 @@ class WriteBehind:
         self._limit.add(num_bytes)
         model.add(entry.key, num_bytes)
         model.mark_written(entry.key)
-        seconds = self._clock() - began
         stats.num_written += 1
         stats.bytes_written += num_bytes
-        stats.seconds_writing += seconds
-        stats.writing.add(1, seconds)
+        stats.writing.add(1, self._clock() - began)
 
     def _pause(self, reason: Skip, seconds: float) -> None:
         self._paused_until = self._clock() + seconds
