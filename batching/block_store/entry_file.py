@@ -27,7 +27,8 @@ from batching.prefix_cache import hash_of
 Buffer = bytes | memoryview
 
 _MAGIC: Final = b"MLXBLOCK"
-_VERSION: Final = 1
+# Of the format.  The name of a model's folder depends on it, so that no server finds files of another one there.
+VERSION: Final = 1
 # Of the header.
 _START: Final = len(_MAGIC) + 8
 _DIGEST_BYTES: Final = 16
@@ -68,7 +69,7 @@ def write(descriptor: int, identity: str, entry: Entry) -> int:
         "sizes": [len(each) for each in entry.contents],
     }
     header = json.dumps(described).encode()
-    start = _MAGIC + _VERSION.to_bytes(4, "little") + len(header).to_bytes(4, "little") + header
+    start = _MAGIC + VERSION.to_bytes(4, "little") + len(header).to_bytes(4, "little") + header
     digest = xxhash.xxh3_128(start)
     for part in entry.contents:
         digest.update(part)
@@ -134,8 +135,8 @@ def _contents(data: memoryview) -> tuple[int, int]:
     version, length = (
         int.from_bytes(data[at : at + 4], "little") for at in (_START - 8, _START - 4)
     )
-    if version != _VERSION:
-        raise DamagedEntry(f"its format is version {version}, not {_VERSION}")
+    if version != VERSION:
+        raise DamagedEntry(f"its format is version {version}, not {VERSION}")
     start, end = _START + length, len(data) - _DIGEST_BYTES
     if start > end:
         raise DamagedEntry("it is cut off")

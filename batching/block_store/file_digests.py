@@ -26,7 +26,7 @@ class FileDigests:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(folder)
         self._file = folder / _FILE
-        # By path: size, time and inode, and the digest.
+        # By path: size, times, inode and device, and the digest.
         self._known: dict[str, list[object]] = {}
         with suppress(OSError, ValueError, AttributeError):
             found = json.loads(self._file.read_text(encoding="utf-8")).items()
@@ -45,7 +45,9 @@ class FileDigests:
 
     def _of(self, path: Path) -> str:
         stat = path.stat()
-        state = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        # Tools set the time of the contents, and none that of the last change.
+        times = [stat.st_mtime_ns, stat.st_ctime_ns]
+        state = [stat.st_size, *times, stat.st_ino, stat.st_dev]
         known = self._known.get(str(path.resolve()))
         if known is not None and known[:-1] == state:
             return str(known[-1])

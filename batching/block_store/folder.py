@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
@@ -20,15 +21,14 @@ from batching.host.private_files import check_folder
 logger = logging.getLogger(__name__)
 
 LOCK: Final = "lock"
-# How much of the limit is left after room was made, so that it is not looked for with each file.
-_FILLED: Final = 0.95
+# Such a share of what may be deleted goes besides, so that room is not looked for with each file.
+_SPARE: Final = 0.05
 # Files of other servers are counted again after so many bytes of one's own.
 _RECOUNT_SHARE: Final = 0.01
 _LEAST_RECOUNT: Final = 1 << 28
 # Space that is left on a disk for others: a share of it, or so many bytes if these are fewer.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 8 << 30
-
 
 # Files may be retained for so long, in nanoseconds.  Who has a later time was used by a clock that was ahead.
 _MAX_RETENTION: Final = 25 * 3600 * 10**9
@@ -73,6 +73,7 @@ class StoreFolder:
         self.folder: Final = folder
         self.max_bytes: Final = max_bytes
         self._models: dict[str, ModelFolder] = {}
+        self._num_users: Counter[str] = Counter()
         self._num_bytes: int | None = None
         self._num_written = 0
 
@@ -82,32 +83,40 @@ class StoreFolder:
         return self._num_bytes or 0
 
     def open(self, identity: str, model_id: str = "") -> "ModelFolder":
-        """Return the folder of a model, which is in use until it is closed; its id is for those who list it."""
-        model = self._models[identity] = ModelFolder(self.folder / identity, model_id)
+        """Return the folder of a model, the same for all its users; its id is for those who list it.
+
+        It is in use until it was closed as often.
+        """
+        model = self._models.get(identity)
+        if model is None:
+            model = self._models[identity] = ModelFolder(self.folder / identity)
+        self._num_users[identity] += 1
+        if model_id:
+            write_note(self.folder / identity, model_id)
         return model
 
     def close(self, model: "ModelFolder") -> None:
-        self._models = {name: each for name, each in self._models.items() if each is not model}
-        model.close()
+        self._num_users[model.identity] -= 1
+        if not self._num_users[model.identity]:
+            del self._num_users[model.identity], self._models[model.identity]
+            model.close()
 
     def make_room(self, num_bytes: int) -> None:
-        """Delete files until another one may be written.
+        """Delete files so that another one may be written.
 
         Raises:
-            NoRoom: there are too few that may be deleted.
+            NoRoom: there are too few that may be deleted; those stay.
             OSError: the folder is gone, or a file cannot be deleted.
         """
         total = self._counted()
         if total + num_bytes > self.max_bytes:
             # Others may have written or deleted since.
             total = self._count()
-        if total + num_bytes > self.max_bytes:
-            total -= self._delete(total + num_bytes - int(self.max_bytes * _FILLED))
-        if total + num_bytes > self.max_bytes:
+        if not self._delete(total + num_bytes - self.max_bytes):
             raise NoRoom("the files that are in use, or of others, leave no room")
         disk = shutil.disk_usage(self.folder)
         missing = int(min(_FREE_SHARE * disk.total, _FREE_BYTES)) + num_bytes - disk.free
-        if missing > 0 and self._delete(missing) < missing:
+        if not self._delete(missing):
             raise NoRoom(f"the disk is nearly full: {disk.free >> 20} MiB are free")
 
     def add(self, num_bytes: int) -> None:
@@ -126,12 +135,18 @@ class StoreFolder:
         self._num_written = 0
         return self._num_bytes
 
-    def _delete(self, num_bytes: int) -> int:
-        """Delete files of so many bytes, if there are as many that may be; return how many it were."""
-        num_deleted = 0
+    def _delete(self, num_bytes: int) -> bool:
+        """Delete files of so many bytes and some more, and none if there are not as many that may be; return whether."""
+        if num_bytes <= 0:
+            return True
         latest = time.time_ns() + _MAX_RETENTION
-        for file in sorted(self._deletable(), key=lambda f: (f.used <= latest, f)):
-            if num_deleted >= num_bytes:
+        files = sorted(self._deletable(), key=lambda f: (f.used <= latest, f))
+        most = sum(file.size for file in files)
+        if most < num_bytes:
+            return False
+        wanted, num_deleted = num_bytes + int(most * _SPARE), 0
+        for file in files:
+            if num_deleted >= wanted:
                 break
             with suppress(FileNotFoundError):
                 file.path.unlink()
@@ -140,7 +155,7 @@ class StoreFolder:
             if own is not None and (key := Key.of_name(file.path.name)) is not None:
                 own.forget(key)
         self._num_bytes = self.num_bytes - num_deleted
-        return num_deleted
+        return True
 
     def _deletable(self) -> Iterator[StoredFile]:
         for folder in model_folders(self.folder):
@@ -163,18 +178,21 @@ class ModelFolder:
     num_bytes: the size of the files.
     """
 
-    def __init__(self, folder: Path, model_id: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         self.identity: Final = folder.name
         self._folder = folder
         self._changes = threading.Lock()
         self._sizes: dict[Key, int] = {}
-        # The times of files that were marked, and until when prefixes are retained, in nanoseconds of Unix.
-        self._used: dict[Key, int] = {}
+        self._kinds: tuple[Kind, ...] = ()
+        # The times that files of a prefix have, and until when prefixes are retained, in nanoseconds of Unix.
+        self._used: dict[BlockHash, int] = {}
         self._retained: dict[BlockHash, int] = {}
+        # When those that are over were forgotten.
+        self._pruned = 0
         self.num_bytes = 0
+        self._loading = threading.Lock()
+        self._is_loaded = False
         self._lock, self._is_alone = _share_lock(folder)
-        if model_id:
-            write_note(folder, model_id)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._sizes
@@ -186,11 +204,21 @@ class ModelFolder:
         return self._sizes.get(key, 0)
 
     def path_of(self, key: Key) -> Path:
+        return Path(self._place_of(key))
+
+    def _place_of(self, key: Key) -> str:
+        """Return the path of a file; to make a Path takes as long as to set a file's time."""
         name = key.name
-        return self._folder / name[:2] / name
+        return f"{self._folder}/{name[:2]}/{name}"
 
     def load(self) -> None:
-        """Find the files that are there, and what is retained of them."""
+        """Find the files that are there, and what is retained of them, unless that was done."""
+        with self._loading:
+            if not self._is_loaded:
+                self._load()
+                self._is_loaded = True
+
+    def _load(self) -> None:
         now = time.time_ns()
         for file in files_in(self._folder):
             if (key := Key.of_name(file.path.name)) is not None:
@@ -205,11 +233,13 @@ class ModelFolder:
         with self._changes:
             self.num_bytes += num_bytes - self._sizes.get(key, 0)
             self._sizes[key] = num_bytes
+            if key.kind not in self._kinds:
+                self._kinds += (key.kind,)
 
     def forget(self, key: Key) -> None:
         with self._changes:
             self.num_bytes -= self._sizes.pop(key, 0)
-            self._used.pop(key, None)
+            self._used.pop(key.block_hash, None)
 
     def forget_all(self) -> None:
         with self._changes:
@@ -225,14 +255,15 @@ class ModelFolder:
         now = time.time_ns()
         until = now + int(min(seconds * 1e9, _MAX_RETENTION))
         with self._changes:
-            self._retained = {each: end for each, end in self._retained.items() if end > now}
+            if now >= self._pruned + _MARK_INTERVAL:
+                self._retained = {each: end for each, end in self._retained.items() if end > now}
+                self._pruned = now
             if seconds:
                 self._retained |= {each: max(until, self._retained.get(each, 0)) for each in hashes}
         for index, each in enumerate(hashes):
-            used = self._retained.get(each, now)
-            for key in (Key(kind, each) for kind in Kind):
-                if key in self and used > self._used.get(key, 0) + _MARK_INTERVAL:
-                    self._mark(key, used - index * _BETWEEN_BLOCKS)
+            used = max(now, self._retained.get(each, 0))
+            if used > self._used.get(each, 0) + _MARK_INTERVAL:
+                self._mark_all(each, used - index * _BETWEEN_BLOCKS)
 
     def mark_written(self, key: Key) -> None:
         """Set the time of a file that was written, if its prefix is retained."""
@@ -244,14 +275,17 @@ class ModelFolder:
         now = time.time_ns()
         for each in hashes:
             self._retained.pop(each, None)
-            for key in (Key(kind, each) for kind in Kind):
-                if key in self:
-                    self._mark(key, now)
+            self._mark_all(each, now)
+
+    def _mark_all(self, block_hash: BlockHash, used: int) -> None:
+        for kind in self._kinds:
+            if (key := Key(kind, block_hash)) in self._sizes:
+                self._mark(key, used)
 
     def _mark(self, key: Key, used: int) -> None:
-        self._used[key] = used
+        self._used[key.block_hash] = used
         with suppress(OSError):
-            os.utime(self.path_of(key), ns=(used, used))
+            os.utime(self._place_of(key), ns=(used, used))
 
     def close(self) -> None:
         os.close(self._lock)

@@ -54,7 +54,6 @@ class StoreStats:
     num_from_host: int = 0
     num_written: int = 0
     bytes_written: int = 0
-    seconds_writing: float = 0.0
     num_lost: int = 0
     num_damaged: int = 0
     reading: Rate = field(default_factory=Rate)

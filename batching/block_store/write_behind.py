@@ -18,8 +18,11 @@ from batching.block_store.write_limit import WriteLimit
 
 logger = logging.getLogger(__name__)
 
-# After an error of the disk it is left alone for so many seconds.
+# After an error of the disk it is left alone for so many seconds, and after room was looked for and not found.
 _PAUSE: Final = 60.0
+_PAUSE_FOR_ROOM: Final = 10.0
+# So many prefixes wait to be marked at most: a disk that hangs may do so for long.
+_MAX_MARKS: Final = 256
 
 
 class _Waiting(NamedTuple):
@@ -62,10 +65,11 @@ class WriteBehind:
         self._clock = clock
         self._queue: deque[_Waiting | _Used] = deque()
         # Those that are being written included.
-        self._num_queued = self._num_queued_bytes = 0
+        self._num_queued = self._num_queued_bytes = self._num_marks = 0
         self._changed = threading.Condition()
         self._is_closing = False
         self._paused_until = 0.0
+        self._paused_for = Skip.FAILED
         self._thread = threading.Thread(target=self._run, name="kv-store-writer", daemon=True)
         self._thread.start()
 
@@ -91,9 +95,14 @@ class WriteBehind:
     def mark_used(
         self, model: ModelFolder, hashes: Sequence[BlockHash], seconds: float | None
     ) -> None:
-        """Queue `ModelFolder.mark_used`, or `end_retention` if there are no seconds, behind the entries before."""
+        """Queue `ModelFolder.mark_used`, or `end_retention` if there are no seconds, behind the entries before.
+
+        What finds too many of them in the queue is left out.
+        """
         with self._changed:
-            self._append(_Used(model, hashes, seconds))
+            if self._num_marks < _MAX_MARKS:
+                self._num_marks += 1
+                self._append(_Used(model, hashes, seconds))
 
     def _append(self, item: "_Waiting | _Used") -> None:
         self._queue.append(item)
@@ -130,13 +139,14 @@ class WriteBehind:
                 num_bytes = item.entry.num_bytes
             with self._changed:
                 self._num_queued -= 1
+                self._num_marks -= isinstance(item, _Used)
                 self._num_queued_bytes -= num_bytes
                 self._changed.notify_all()
 
     def _write(self, waiting: _Waiting) -> None:
         model, stats, entry = waiting
         if self._clock() < self._paused_until:
-            stats.skipped[Skip.FAILED] += 1
+            stats.skipped[self._paused_for] += 1
             return
         if not self._limit.has_room(entry.num_bytes):
             stats.skipped[Skip.WRITE_LIMIT] += 1
@@ -147,6 +157,7 @@ class WriteBehind:
             num_bytes = _write_file(model.path_of(entry.key), model.identity, entry)
         except NoRoom as reason:
             logger.debug("%s is not written: %s", entry.key.name, reason)
+            self._pause(Skip.NO_ROOM, _PAUSE_FOR_ROOM)
             stats.skipped[Skip.NO_ROOM] += 1
             return
         except FileNotFoundError as error:
@@ -155,26 +166,25 @@ class WriteBehind:
             stats.skipped[Skip.FAILED] += 1
             return
         except OSError as error:
-            self._pause(error)
+            logger.warning(
+                "keys and values are not written to %s for a minute: %s",
+                self._folder.folder,
+                error.strerror or error,
+            )
+            self._pause(Skip.FAILED, _PAUSE)
             stats.skipped[Skip.FAILED] += 1
             return
         self._folder.add(num_bytes)
         self._limit.add(num_bytes)
         model.add(entry.key, num_bytes)
         model.mark_written(entry.key)
-        seconds = self._clock() - began
         stats.num_written += 1
         stats.bytes_written += num_bytes
-        stats.seconds_writing += seconds
-        stats.writing.add(1, seconds)
+        stats.writing.add(1, self._clock() - began)
 
-    def _pause(self, error: OSError) -> None:
-        logger.warning(
-            "keys and values are not written to %s for a minute: %s",
-            self._folder.folder,
-            error.strerror or error,
-        )
-        self._paused_until = self._clock() + _PAUSE
+    def _pause(self, reason: Skip, seconds: float) -> None:
+        self._paused_until = self._clock() + seconds
+        self._paused_for = reason
 
 
 def _write_file(path: Path, identity: str, entry: Entry) -> int:

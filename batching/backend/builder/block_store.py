@@ -15,6 +15,7 @@ from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.platform import PreparedModel
 from batching.backend.self_check.checked_model import CheckedModel
 from batching.backend.weights.storage import dtype_name
+from batching.block_store import entry_file
 from batching.block_store.file_digests import FileDigests
 from batching.block_store.store import BlockStore, shared_store
 from batching.config import EngineConfig
@@ -90,7 +91,7 @@ def _on_disk(
 
 
 def identity(weights: Mapping[str, str], note: str, checked: CheckedModel, block_size: int) -> str:
-    """Return a digest of all that the keys, values and states of a model depend on, but for tokens and images.
+    """Return a digest of all that the files of a model depend on, but for tokens and images.
 
     weights: the digests of its files by their names.
     note: how products round.
@@ -98,6 +99,7 @@ def identity(weights: Mapping[str, str], note: str, checked: CheckedModel, block
     platform = checked.platform
     dtype = platform.weights_dtype
     parts = {
+        "format": entry_file.VERSION,
         "numerics": NUMERICS_VERSION,
         "weights": weights,
         "note": note,

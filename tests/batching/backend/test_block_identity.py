@@ -23,6 +23,7 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.platform import CPUPlatform
 from batching.backend.platforms.mlx import MLXPlatform
 from batching.backend.self_check.checked_model import CheckedModel
+from batching.block_store import entry_file
 from batching.config import EngineConfig
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import edit_config, write_model, write_tiny
@@ -125,6 +126,11 @@ def of_block_size(model: Identified) -> Iterator[str]:
     yield model.identity(block_size=2 * BLOCK_SIZE)
 
 
+def of_format(model: Identified) -> Iterator[str]:
+    """To an older server the files of a newer one would be damaged, and it deletes such ones."""
+    yield model.patched(entry_file, "VERSION", entry_file.VERSION + 1)
+
+
 def of_numerics(model: Identified) -> Iterator[str]:
     yield model.patched(block_store, "NUMERICS_VERSION", NUMERICS_VERSION + 1)
 
@@ -138,6 +144,7 @@ PARTS: Final[Mapping[str, Callable[[Identified], Iterator[str]]]] = {
     "mode": of_mode,
     "layers": of_layers,
     "block size": of_block_size,
+    "format": of_format,
     "numerics": of_numerics,
 }
 

@@ -1,9 +1,9 @@
-"""Digests of files: remembered while size, time and inode are the same, and computed again else."""
+"""Digests of files: remembered while their state is the same, and computed again else."""
 
-import os
 import stat
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 import xxhash
@@ -14,10 +14,6 @@ from tests.support.rows import rows
 
 def digest_of(store: Path, path: Path) -> str:
     return FileDigests(store).of([path])[path.name]
-
-
-def put_back_time(path: Path, before: os.stat_result) -> None:
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @pytest.fixture
@@ -51,25 +47,22 @@ def test_a_file_is_not_read_again_while_it_seems_the_same(
     assert digest_of(tmp_path / "store", link) == first
 
 
-def test_a_change_is_not_noticed_only_if_size_time_and_inode_are_the_same(
-    tmp_path: Path, weights: Path
+STATE: Final = {"st_size": 12, "st_mtime_ns": 5, "st_ctime_ns": 6, "st_ino": 7, "st_dev": 8}
+
+
+@pytest.mark.parametrize("changed", [None, *STATE])
+def test_a_change_is_noticed_unless_all_of_a_files_state_is_the_same(
+    changed: str | None, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, before = tmp_path / "store", weights.stat()
-    first = digest_of(store, weights)
+    digests, state = FileDigests(tmp_path / "store"), SimpleNamespace(**STATE)
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: state)
+    (first,) = digests.of([weights]).values()
+    assert first == xxhash.xxh3_128_hexdigest(b"some weights")
     weights.write_bytes(b"SOME WEIGHTS")
-    put_back_time(weights, before)
-    assert digest_of(store, weights) == first
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    second = digest_of(store, weights)
-    assert second == xxhash.xxh3_128_hexdigest(b"SOME WEIGHTS")
-    weights.write_bytes(b"some weights!")
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert digest_of(store, weights) == xxhash.xxh3_128_hexdigest(b"some weights!")
-    replacement = tmp_path / "new"
-    replacement.write_bytes(b"Some weights!")
-    os.utime(replacement, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    replacement.rename(weights)
-    assert digest_of(store, weights) == xxhash.xxh3_128_hexdigest(b"Some weights!")
+    if changed is not None:
+        setattr(state, changed, STATE[changed] + 1)
+    expected = first if changed is None else xxhash.xxh3_128_hexdigest(b"SOME WEIGHTS")
+    assert digests.of([weights]) == {weights.name: expected}
 
 
 def test_a_model_that_is_moved_keeps_its_digest(tmp_path: Path, weights: Path) -> None:

@@ -4,13 +4,15 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 
+from batching.block_manager import BlockHash
 from batching.block_store import folder as folders
 from batching.block_store.entry_file import Entry
 from batching.block_store.folder import ModelFolder, NoRoom, StoreFolder, part_of
@@ -65,7 +67,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     made = FakeClock(10**9)
     monkeypatch.setattr(time, "time_ns", lambda: int(made()) * 10**9)
     # No more than is needed makes room.
-    monkeypatch.setattr(folders, "_FILLED", 1)
+    monkeypatch.setattr(folders, "_SPARE", 0)
     return made
 
 
@@ -132,6 +134,42 @@ def test_a_file_is_marked_once_a_minute(tmp_path: Path, clock: FakeClock) -> Non
         times.append(path.stat().st_mtime - 10**9)
         clock.now += 31
     assert times == [0, 0, 62, 62]
+
+
+def test_marking_takes_little_where_little_has_changed(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs beside the steps, with all blocks of a prompt."""
+    model, _ = filled(StoreFolder(tmp_path, MUCH), IDENTITY, *range(9))
+    asked: list[Kind] = []
+
+    def key_of(kind: Kind, block_hash: BlockHash) -> Key:
+        asked.append(kind)
+        return Key(kind, block_hash)
+
+    monkeypatch.setattr(folders, "Key", key_of)
+    use(model, *range(9), seconds=300)
+    assert asked == [Kind.BLOCK] * 9
+    retained = model._retained
+    clock.now += 59
+    use(model, *range(9), seconds=300)
+    assert len(asked) == 9
+    # Nor are those that are retained copied each time.
+    assert model._retained is retained
+    clock.now += 2
+    use(model, *range(9), seconds=300)
+    assert len(asked) == 18
+
+
+def test_a_retention_that_is_over_is_none_before_it_is_forgotten(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    model = StoreFolder(tmp_path, MUCH).open(IDENTITY)
+    use(model, 1, seconds=5)
+    clock.now += 10
+    path = put_file(model, entry_of(1), used=7)
+    use(model, 1)
+    assert path.stat().st_mtime == 10**9 + 10
 
 
 def test_the_next_life_knows_what_is_retained(tmp_path: Path, clock: FakeClock) -> None:
@@ -243,8 +281,8 @@ def test_files_of_others_count_and_stay(tmp_path: Path) -> None:
     (tmp_path / OTHER / "lock").unlink()
     with pytest.raises(NoRoom, match="leave no room"):
         store.make_room(2 * SIZE)
-    assert [path.exists() for path in paths] == [False, False]
-    assert all(path.exists() for path in foreign)
+    # Nor would it help to delete one's own.
+    assert all(path.exists() for path in (*paths, *foreign))
 
 
 def test_links_lead_nowhere(tmp_path: Path) -> None:
@@ -278,7 +316,7 @@ def test_models_that_no_server_has_loaded_make_room(tmp_path: Path) -> None:
     left.write_bytes(bytes(SIZE))
     os.utime(left, (2, 2))
     other.close(model)
-    store = StoreFolder(tmp_path, 2 * SIZE + 50)
+    store = StoreFolder(tmp_path, 2 * SIZE + 100)
     _, (own,) = filled(store, IDENTITY, 3)
     store.make_room(SIZE)
     assert [path.exists() for path in (theirs, left, own)] == [False, False, True]
@@ -454,14 +492,64 @@ def test_what_a_killed_server_was_writing_is_deleted_by_the_next(tmp_path: Path)
     assert len(again) == 1
 
 
+class Disk:
+    """A disk that a store's folder shares with others, of which so many files' sizes are free."""
+
+    def __init__(self, folder: Path, free: int) -> None:
+        self._folder = folder
+        self._free = free * SIZE + self._num_bytes()
+
+    def _num_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._folder.rglob("*.block"))
+
+    def usage(self, _: Path) -> Usage:
+        return Usage(2000 * SIZE, 0, self._free - self._num_bytes())
+
+
+@pytest.mark.parametrize(
+    ("free", "left"),
+    [
+        (101, 100),
+        # One of a hundred would do, or two, and five more go.
+        (100, 94),
+        (99, 93),
+        (1, 0),
+        # All of them would not do.
+        (0, 100),
+    ],
+)
 def test_own_files_make_room_where_the_disk_is_nearly_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    free: int, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = StoreFolder(tmp_path, MUCH)
     model = store.open(IDENTITY)
-    paths = [put_file(model, entry_of(i), used=10 + i) for i in range(4)]
-    size = paths[0].stat().st_size
-    total = 1000 * size
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total, 0, 49 * size))
-    store.make_room(size)
-    assert [path.exists() for path in paths] == [False, False, True, True]
+    paths = [put_file(model, entry_of(i), used=10 + i) for i in range(100)]
+    monkeypatch.setattr(shutil, "disk_usage", Disk(tmp_path, free).usage)
+    with nullcontext() if free else pytest.raises(NoRoom, match="the disk is nearly full: "):
+        store.make_room(SIZE)
+    assert [path for path in paths if path.exists()] == paths[100 - left :]
+    assert len(model) == left
+
+
+@pytest.mark.parametrize("is_disk", [False, True])
+def test_files_are_listed_for_some_of_those_that_are_written(
+    is_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoreFolder(tmp_path, MUCH if is_disk else 100 * SIZE)
+    model = store.open(IDENTITY)
+    for i in range(100):
+        put_file(model, entry_of(i), used=i)
+    if is_disk:
+        monkeypatch.setattr(shutil, "disk_usage", Disk(tmp_path, 100).usage)
+    plain, listed = folders.model_folders, []
+
+    def model_folders(folder: Path) -> Iterator[Path]:
+        listed.append(folder)
+        return plain(folder)
+
+    monkeypatch.setattr(folders, "model_folders", model_folders)
+    for i in range(100, 120):
+        store.make_room(SIZE)
+        put_file(model, entry_of(i), used=i)
+        store.add(SIZE)
+    assert 2 <= len(listed) <= 5

@@ -1,5 +1,6 @@
 """The store of a server: its models share a folder, a thread that writes, and their limits."""
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from batching.block_store.folder import is_unused
+from batching.block_store.folder import is_unused, part_of
 from batching.block_store.keys import Fetch, Key
+from batching.block_store.model_note import read_note
 from batching.block_store.store import BlockStore, shared_store
 from batching.engine.load_slices import LoadCancelled
 from tests.support.stored_entries import IDENTITY, MUCH, OTHER, entry_of, is_same, size_of_file
@@ -82,6 +84,53 @@ def test_models_of_a_process_share_one_writer(tmp_path: Path) -> None:
     again = opened(tmp_path, OTHER)
     assert again.num_entries == 1
     again.close()
+
+
+def test_two_loads_of_a_model_see_what_the_other_one_writes(tmp_path: Path) -> None:
+    """As with the same weights under two ids."""
+    one, other = opened(tmp_path, model_id="one"), opened(tmp_path, model_id="other")
+    for store, seed in ((one, 1), (other, 2)):
+        store.put(entry_of(seed))
+        assert store.flush(60)
+    for store in (one, other):
+        assert all(store.has(entry_of(seed).key) for seed in (1, 2))
+        assert (store.num_entries, store.num_bytes) == (2, 2 * size_of_file())
+    assert read_note(tmp_path / IDENTITY).model == "other"
+    one.close()
+    assert not is_unused(tmp_path / IDENTITY)
+    other.put(entry_of(3))
+    other.close()
+    assert is_unused(tmp_path / IDENTITY)
+    assert threads() == []
+    again = opened(tmp_path)
+    assert again.num_entries == 3
+    again.close()
+
+
+def test_what_one_load_of_a_model_deletes_is_gone_for_the_other(tmp_path: Path) -> None:
+    limit = 2 * size_of_file()
+    one, other = opened(tmp_path, max_bytes=limit), opened(tmp_path)
+    one.put(entry_of(1))
+    one.put(entry_of(2))
+    assert one.flush(60)
+    os.utime(next(tmp_path.rglob(entry_of(1).key.name)), (1, 1))
+    opened(tmp_path).close()
+    # It is still in use, and no stranger's.
+    one.put(entry_of(3))
+    assert one.flush(60)
+    for store in (one, other):
+        assert [store.has(entry_of(seed).key) for seed in (1, 2, 3)] == [False, True, True]
+        store.close()
+
+
+def test_a_second_load_takes_away_no_file_that_is_being_written(tmp_path: Path) -> None:
+    one = opened(tmp_path)
+    part = part_of(tmp_path / IDENTITY / entry_of(1).key.name)
+    part.touch()
+    other = opened(tmp_path)
+    assert part.exists()
+    one.close()
+    other.close()
 
 
 def test_folders_have_stores_of_their_own(tmp_path: Path) -> None:

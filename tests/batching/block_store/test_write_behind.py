@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from batching.block_manager import BlockHash
 from batching.block_store.entry_file import Entry, check
 from batching.block_store.folder import StoreFolder
 from batching.block_store.keys import Key
@@ -158,6 +159,32 @@ def test_prefixes_are_retained_behind_what_was_put_before(
     assert writing.writer.num_queued_bytes == 0
 
 
+def test_few_prefixes_wait_for_a_disk_that_hangs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = make()
+    marked: list[BlockHash] = []
+    monkeypatch.setattr(writing.model, "mark_used", lambda hashes, _: marked.extend(hashes))
+    hashes = [entry_of(i).key.block_hash for i in range(300)]
+
+    def mark(num: int) -> None:
+        for each in hashes[:num]:
+            writing.writer.mark_used(writing.model, [each], 300)
+
+    writing.may_go_on.clear()
+    writing.put(entry_of(1))
+    mark(300)
+    # Entries are bounded by their bytes.
+    writing.put(entry_of(2))
+    writing.may_go_on.set()
+    assert writing.writer.flush(60)
+    assert marked == hashes[:256]
+    assert len(writing.files()) == 2
+    mark(9)
+    assert writing.writer.flush(60)
+    assert marked[256:] == hashes[:9]
+
+
 def test_the_end_writes_what_is_queued(make: Make, tmp_path: Path) -> None:
     writing = make()
     writing.put(*map(entry_of, range(20)))
@@ -194,6 +221,23 @@ def test_a_folder_that_is_full_of_others_is_left_as_it_is(make: Make, tmp_path: 
     writing.write(entry_of(1))
     assert writing.files() == []
     assert writing.stats.skipped == {Skip.NO_ROOM: 1}
+
+
+def test_where_there_was_no_room_none_is_looked_for_for_a_while(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time all files would be listed."""
+    (tmp_path / "photos").write_bytes(bytes(SIZE))
+    writing = make(max_bytes=SIZE)
+    writing.write(entry_of(1))
+    (tmp_path / "photos").unlink()
+    writing.clock.now += 9
+    writing.write(entry_of(2), entry_of(3))
+    assert writing.stats.skipped == {Skip.NO_ROOM: 3}
+    writing.clock.now += 1
+    writing.write(entry_of(4))
+    assert len(writing.files()) == 1
+    assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
 
 
 def test_old_files_make_room(make: Make) -> None:
