@@ -35,30 +35,61 @@ def shared_store(
     identity: str,
     model_id: str = "",
     max_host_bytes: int = 0,
-    in_thread: Callable[[Callable[[], None]], None] = lambda func: func(),
+    in_thread: Callable[[Callable[[], "BlockStore"]], "BlockStore"] = lambda func: func(),
 ) -> "BlockStore":
     """Return the store of a model in a folder, which the first model of this process opens and the last one closes.
 
     model_id: for those who list the folder.
     max_host_bytes: of the entries that stay in the host's memory, too.
-    in_thread: calls what may take long; it may raise, and the store is closed then.
+    in_thread: opens it, which may take long, as there may be many files, and another process may be at work in the
+        folder.  It may raise before that is done; the store is closed then.
 
     Raises:
         OSError: it cannot be used, or another user can change it.
     """
-    with _lock:
-        key = folder.resolve()
-        server = _shared.get(key) or ServerStore(key, max_bytes, max_written_a_day)
-        opened = server.open(identity, model_id)
-        _shared[key] = server
-    on_disk = ModelOnDisk(opened, server.writer, partial(server.leave, opened))
+
+    def open_store() -> BlockStore:
+        with _lock:
+            key = folder.resolve()
+            server = _shared.get(key) or ServerStore(key, max_bytes, max_written_a_day)
+            opened = server.open(identity, model_id)
+            _shared[key] = server
+        opened.load()
+        on_disk = ModelOnDisk(opened, server.writer, partial(server.leave, opened))
+        return BlockStore(on_disk, max_host_bytes)
+
+    opening = _Opening(open_store)
     try:
-        # There may be many files.
-        in_thread(opened.load)
+        return in_thread(opening.run)
     except BaseException:
-        on_disk.close()
+        opening.abandon()
         raise
-    return BlockStore(on_disk, max_host_bytes)
+
+
+class _Opening:
+    """Opens a store, and closes it if nobody waits for it any more."""
+
+    def __init__(self, open_store: "Callable[[], BlockStore]") -> None:
+        self._open_store = open_store
+        self._lock = Lock()
+        self._store: BlockStore | None = None
+        self._is_abandoned = False
+
+    def run(self) -> "BlockStore":
+        store = self._open_store()
+        with self._lock:
+            self._store = store
+            is_abandoned = self._is_abandoned
+        if is_abandoned:
+            store.close()
+        return store
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._is_abandoned = True
+            store = self._store
+        if store is not None:
+            store.close()
 
 
 class ServerStore:

@@ -75,8 +75,9 @@ class WriteBehind:
 
     @property
     def is_full(self) -> bool:
-        """True while half of the queue waits: who waits for less loses nothing of what is put together."""
-        return self._num_queued_bytes > self._max_queued_bytes // 2
+        """True while half of the queue waits, or the disk is left alone: who waits for less loses nothing."""
+        is_paused = self._clock() < self._paused_until
+        return is_paused or self._num_queued_bytes > self._max_queued_bytes // 2
 
     @property
     def num_queued_bytes(self) -> int:
@@ -131,17 +132,24 @@ class WriteBehind:
                 if self._is_closing:
                     return
                 item = self._queue.popleft()
-            num_bytes = 0
-            if isinstance(item, _Used):
-                item.mark()
-            else:
-                self._write(item)
-                num_bytes = item.entry.num_bytes
+            try:
+                self._do(item)
+            except Exception:
+                # The queue would be full for good.
+                logger.exception("keys and values are not written")
             with self._changed:
                 self._num_queued -= 1
-                self._num_marks -= isinstance(item, _Used)
-                self._num_queued_bytes -= num_bytes
+                if isinstance(item, _Used):
+                    self._num_marks -= 1
+                else:
+                    self._num_queued_bytes -= item.entry.num_bytes
                 self._changed.notify_all()
+
+    def _do(self, item: "_Waiting | _Used") -> None:
+        if isinstance(item, _Used):
+            item.mark()
+        else:
+            self._write(item)
 
     def _write(self, waiting: _Waiting) -> None:
         model, stats, entry = waiting

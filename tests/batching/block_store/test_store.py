@@ -174,13 +174,25 @@ def test_a_folder_that_others_can_write_to_is_not_opened(tmp_path: Path) -> None
 
 
 def test_a_load_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
-    def cancelled(_: Callable[[], None]) -> None:
+    late: list[Callable[[], BlockStore]] = []
+
+    def before(func: Callable[[], BlockStore]) -> BlockStore:
+        late.append(func)
         raise LoadCancelled
 
-    with pytest.raises(LoadCancelled):
-        shared_store(tmp_path, MUCH, None, IDENTITY, in_thread=cancelled)
-    assert is_unused(tmp_path / IDENTITY)
-    shared_store(tmp_path, MUCH, None, IDENTITY).close()
+    def after(func: Callable[[], BlockStore]) -> BlockStore:
+        func()
+        raise LoadCancelled
+
+    for cancelled in (before, after):
+        with pytest.raises(LoadCancelled):
+            shared_store(tmp_path, MUCH, None, IDENTITY, in_thread=cancelled)
+        # The thread may go on when nobody waits for it.
+        while late:
+            late.pop()()
+        assert is_unused(tmp_path / IDENTITY)
+    assert threads() == []
+    opened(tmp_path).close()
 
 
 def read_all(store: BlockStore, keys: Sequence[Key]) -> None:

@@ -350,3 +350,39 @@ def test_a_server_has_one_thread_for_all_models(make: Make, tmp_path: Path) -> N
     writing.write(entry_of(1))
     assert other.path_of(entry_of(1).key).exists()
     assert stats.num_written == writing.stats.num_written == 1
+
+
+def test_an_unexpected_error_is_not_the_end_of_the_thread(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a bug")
+
+    writing = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.model, "add", fail)
+        writing.write(entry_of(1))
+    writing.write(entry_of(2))
+    assert "keys and values are not written" in caplog.text
+    assert (writing.writer.num_queued_bytes, writing.stats.num_written) == (0, 1)
+
+
+def test_it_is_full_with_half_of_its_queue_and_while_the_disk_is_left_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = make(queued=4 * 60)
+    writing.may_go_on.clear()
+    found = []
+    for i in range(4):
+        writing.put(entry_of(i))
+        found.append(writing.writer.is_full)
+    assert found == [False, False, True, True]
+    writing.may_go_on.set()
+    assert writing.writer.flush(60)
+    assert not writing.writer.is_full
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", failing(errno.EIO, []))
+        writing.write(entry_of(9))
+    assert writing.writer.is_full
+    writing.clock.now += 60
+    assert not writing.writer.is_full
