@@ -63,15 +63,14 @@ class AdmittedRequest:
 
     def applied_to(self, spec: SequenceSpec) -> SequenceSpec:
         """Return a spec with what this request adds: its priority, its client's salt, the time that is left."""
-        salt = self.cache_salt(spec.cache_salt)
         retention = PINNED if self.ticket.client.pins else spec.retention
         return replace(
             spec,
             priority=self.ticket.priority,
             is_best_effort=self.ticket.is_best_effort,
-            cache_salt=salt,
-            # Of no other client, whatever it calls its sessions.
-            retention=retention._replace(group=f"{salt}/{retention.group}"),
+            cache_salt=self.cache_salt(spec.cache_salt),
+            # Of no other client, whatever it calls its sessions, also where all share a salt.
+            retention=retention._replace(client=self.ticket.client.name),
             time_limit=self.deadline.time_left(),
         )
 

@@ -160,5 +160,4 @@ class ReadAhead:
     def _count(self, num_bytes: int, seconds: float) -> None:
         self._stats.num_read += 1
         self._stats.bytes_read += num_bytes
-        self._stats.seconds_reading += seconds
         self._stats.reading.add(num_bytes, seconds)

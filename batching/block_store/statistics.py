@@ -50,7 +50,6 @@ class StoreStats:
 
     num_read: int = 0
     bytes_read: int = 0
-    seconds_reading: float = 0.0
     num_from_host: int = 0
     num_written: int = 0
     bytes_written: int = 0

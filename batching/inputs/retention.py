@@ -18,14 +18,16 @@ class RetainedPrefix(NamedTuple):
 class Retention(NamedTuple):
     """What a request asks of the prefix cache beyond its own time.
 
-    group: whose blocks these are, as a session: those of one group are bounded, and all of them together.
+    group: a session of the client: the blocks of one are bounded, and all together.
     prefixes: the longer ones have the shorter times; none is retained by default.
     may_store: keys and values may be written to disk.
+    client: whose blocks these are: when all together are too many, those of the client that has most give way.
     """
 
     group: str = ""
     prefixes: tuple[RetainedPrefix, ...] = ()
     may_store: bool = True
+    client: str = ""
 
     def num_written(self, num_prompt_tokens: int, num_cached_tokens: int) -> dict[float, int]:
         """Return how many tokens of a prompt are retained that were not cached, by the seconds."""

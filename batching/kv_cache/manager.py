@@ -1,7 +1,7 @@
 """Manages the KV blocks and recurrent states of requests: allocation, sharing and reuse."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from batching.block_manager import (
     BlockContents,
@@ -14,7 +14,8 @@ from batching.block_store.keys import Key, Kind
 from batching.config import SchedulerConfig
 from batching.kv_cache.partial_blocks import PartialBlocks, PartialHit
 from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
-from batching.kv_cache.retained_blocks import RetainedBlocks
+from batching.kv_cache.retained_blocks import Group
+from batching.kv_cache.retained_prefixes import RetainedPrefixes
 from batching.kv_cache.state_slots import StateSlots
 from batching.kv_cache.store_orders import StoreOrders
 from batching.kv_cache.stored_blocks import StoredBlocks
@@ -24,9 +25,6 @@ from batching.priority_queue import RunningKey
 from batching.request import BatchRequest
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import RestoreOrder, SaveOrder, Slice
-
-# Of the blocks of the main pool, those that may be retained.
-_RETAINED_SHARE: Final = 0.5
 
 
 class NumBlocks(NamedTuple):
@@ -55,13 +53,12 @@ class KVCacheManager:
     partials: finds blocks that share only their first tokens with a prompt; None if requests start at
         block boundaries only.
     store: what is to be stored, and restored; None without a store, or a prefix cache.
-    retained: the blocks that requests ask to be evicted last; all can be, so that no request waits for them.
+    retained: what requests ask to be evicted last; all can be, so that no request waits for it.
     """
 
     def __init__(self, config: SchedulerConfig, stored: StoredBlocks | None = None) -> None:
         self.block_manager = PagedBlockManager(config.num_blocks, config.block_size)
         self.prefix_cache = PrefixCache(self.block_manager)
-        self.retained = RetainedBlocks(int(config.num_blocks * _RETAINED_SHARE))
         self._copies: list[BlockCopy] = []
         self.states: StateSlots | None = None
         if config.num_checkpoints is not None:
@@ -78,6 +75,9 @@ class KVCacheManager:
         self.prefixes = PrefixLookup(
             config, self.prefix_cache, checkpoints, self.windows, self.partials
         )
+        self.retained = RetainedPrefixes(
+            self.prefixes, self.block_manager, checkpoints, self.windows
+        )
         self.store: StoreOrders | None = None
         if stored is not None and config.enable_prefix_cache:
             self.store = StoreOrders(stored, self.block_manager, self.states, self.windows)
@@ -85,9 +85,9 @@ class KVCacheManager:
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
         """Return the statistics with those of states, sliding-window layers and the store filled in."""
         stats = stats._replace(
-            num_retained_blocks=len(self.retained),
-            num_pinned_blocks=self.retained.num_pinned,
-            max_pinned_blocks=self.retained.max_pinned,
+            num_retained_blocks=len(self.retained.blocks),
+            num_pinned_blocks=self.retained.blocks.num_pinned,
+            max_pinned_blocks=self.retained.blocks.max_pinned,
         )
         if self.states is not None:
             stats = self.states.add_to(stats)
@@ -247,7 +247,7 @@ class KVCacheManager:
         seconds_per_token: what computing a prompt takes; 0 is not known.
         """
         self.block_manager.now = now
-        self._retain(self.retained.expire(now), is_retained=False)
+        self.retained.expire(now)
         if self.store is not None:
             self.store.seconds_per_token = seconds_per_token
             self.store.pass_time(now)
@@ -318,32 +318,21 @@ class KVCacheManager:
     def _retain_prefixes(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
         """Retain what a request that leaves has asked for; the longest time is that of the first blocks."""
         retention, size = request.spec.retention, self.block_manager.block_size
-        first, num_computed = 0, request.num_computed_tokens
+        first, num_computed = 0, min(request.num_computed_tokens, len(hashes) * size)
         for num_tokens, seconds in retention.prefixes:
-            stop = num_computed if num_tokens is None else min(num_tokens, num_computed)
-            blocks = hashes[first : stop // size]
-            first = max(first, stop // size)
-            given_way = self.retained.retain(
-                retention.group, blocks, seconds, self.block_manager.now
-            )
-            self._retain(blocks)
-            self._retain(given_way, is_retained=False)
+            # The next turn may leave out of the output what was only thought.
+            ends = [request.num_prompt_tokens, num_computed] if num_tokens is None else [num_tokens]
+            ends = [min(end, num_computed) // size for end in ends]
+            blocks = hashes[first : ends[-1]]
+            group = Group(retention.client, retention.group, seconds)
+            given_way = self.retained.retain(group, hashes, first, ends, self.block_manager.now)
+            first = max(first, ends[-1])
             if self.store is not None and retention.may_store:
                 self.store.mark_used(blocks, seconds)
                 self.store.end_retention(given_way)
         if self.store is not None and retention.may_store:
             # Also those that were found in the pool, and were never read.
             self.store.mark_used(hashes[first : num_computed // size], 0.0)
-
-    def _retain(self, hashes: Sequence[BlockHash], *, is_retained: bool = True) -> None:
-        managers = [self.block_manager]
-        if self.windows is not None:
-            managers.append(self.windows.block_manager)
-        for block_hash in hashes:
-            for manager in managers:
-                manager.retain(block_hash, is_retained=is_retained)
-            if self.states is not None:
-                self.states.checkpoints.retain(block_hash, is_retained=is_retained)
 
     def _save_blocks(
         self, request: BatchRequest, hashes: Sequence[BlockHash], indices: Sequence[int]

@@ -61,13 +61,13 @@ class PrefixLookup:
         block_ids = self._prefix_cache.lookup(hashes)
         num_found = len(block_ids)
         if self._checkpoints is None:
-            num_usable = self._num_usable(hashes[:num_found])
+            num_usable = self.num_usable(hashes[:num_found])
             awaited = hashes[num_usable : num_usable + 1]
             partial = self._partial(request, num_usable)
             return PrefixHit(block_ids[:num_usable], num_found, awaited, partial)
         if self._checkpoints.num_slots == 0:
             return PrefixHit([], num_found, ())
-        num_usable = self._num_usable(hashes[:num_found])
+        num_usable = self.num_usable(hashes[:num_found])
         # In the pool or being computed right now; a state is wanted where that ends.
         num_known = num_found + self._prefix_cache.num_in_flight(hashes[num_found:])
         junction = hashes[max(num_usable, num_known - 1) : num_known]
@@ -87,13 +87,8 @@ class PrefixLookup:
             request.cache_ids, self._block_size, request.num_known_tokens
         )
 
-    def _partial(self, request: BatchRequest, num_shared: int) -> PartialHit | None:
-        if self._partials is None or request.needs_every_row:
-            return None
-        return self._partials.find(request, num_shared)
-
-    def _num_usable(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many of these leading blocks the request can start behind."""
+    def num_usable(self, hashes: Sequence[BlockHash]) -> int:
+        """Return how many of these leading blocks a request can start behind."""
         num_usable = len(hashes)
         if self._checkpoints is not None:
             num_usable = self._checkpoints.num_usable(hashes)
@@ -102,7 +97,12 @@ class PrefixLookup:
         num_seen = self._windows.num_usable(hashes[:num_usable])
         if self._checkpoints is None or num_seen == num_usable:
             return num_seen
-        return self._num_usable(hashes[:num_seen])
+        return self.num_usable(hashes[:num_seen])
+
+    def _partial(self, request: BatchRequest, num_shared: int) -> PartialHit | None:
+        if self._partials is None or request.needs_every_row:
+            return None
+        return self._partials.find(request, num_shared)
 
     def shareable(self, request: BatchRequest) -> list[BlockHash]:
         """Return the hashes of the blocks that a request may take from the prefix cache.

@@ -5,7 +5,7 @@ import pytest
 from app.admission.admitted_request import AdmittedRequest, Deadline
 from app.admission.controller import AdmissionController, AdmissionLimits
 from app.http.client import ANONYMOUS, Client
-from batching import DeadlineExceeded, Priority
+from batching import DeadlineExceeded, Priority, Retention, SequenceSpec
 from tests.support.fakes import FakeClock
 
 
@@ -30,3 +30,9 @@ def test_no_client_finds_what_is_cached_for_another() -> None:
     salts = {request.cache_salt(salt) for request in requests[:2] for salt in ("", "s", "x")}
     assert len(salts) == 6
     assert requests[0].cache_salt("") == requests[2].cache_salt("") == ""
+
+
+def test_no_client_retains_for_another_whatever_it_calls_itself() -> None:
+    spec = SequenceSpec(prompt=(1,), cache_salt="s", retention=Retention("a", client="b"))
+    for client in (Client("a", "x"), Client("b")):
+        assert admitted(client).applied_to(spec).retention == Retention("a", client=client.name)

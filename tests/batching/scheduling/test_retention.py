@@ -9,7 +9,7 @@ import pytest
 
 from batching import NOT_RETAINED, NOT_STORED, RetainedPrefix, Retention
 from batching.block_manager import BlockHash
-from batching.kv_cache.retained_blocks import RetainedBlocks
+from batching.kv_cache.retained_blocks import Group, RetainedBlocks
 from batching.request import BatchRequest
 from batching.scheduler import UNLIMITED, ContinuousBatchingScheduler
 from tests.support.block_stores import FakeStore
@@ -21,6 +21,7 @@ LONG: Final = [*range(1, 22)]
 SESSION: Final = Retention("session", (RetainedPrefix(None, 300),))
 WINDOWS: Final[dict[str, Any]] = {"window": 8, "num_window_blocks": 34}
 STATES: Final[dict[str, Any]] = {"num_checkpoints": 4}
+BOTH: Final = WINDOWS | {"num_checkpoints": 8}
 
 
 def of_group(group: str) -> Retention:
@@ -37,9 +38,11 @@ class Pool:
         self.now = 0.0
         self._num_served = 0
 
-    def serve(self, prompt: Sequence[int], retention: Retention = NOT_RETAINED) -> int:
+    def serve(
+        self, prompt: Sequence[int], retention: Retention = NOT_RETAINED, max_tokens: int = 2
+    ) -> int:
         """Serve a request; return how many of its tokens were cached."""
-        spec = make_request(0, prompt, max_tokens=2).spec
+        spec = make_request(0, prompt, max_tokens=max_tokens).spec
         request = BatchRequest(self._num_served, replace(spec, retention=retention), seed=0)
         self._num_served += 1
         self.scheduler.add(request)
@@ -57,6 +60,15 @@ class Pool:
     @property
     def num_retained(self) -> int:
         return self.scheduler.stats().num_retained_blocks
+
+    @property
+    def num_retained_beside(self) -> tuple[int, int]:
+        """Return how many states are retained, and how many blocks of sliding-window layers."""
+        kv = self.scheduler._kv
+        assert kv.states is not None
+        assert kv.windows is not None
+        blocks = kv.windows.block_manager.blocks
+        return len(kv.states.checkpoints._retained), sum(b.is_retained for b in blocks)
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWS, STATES, WINDOWS | STATES])
@@ -79,6 +91,15 @@ def test_the_output_of_a_session_is_a_part_of_it() -> None:
         pool.scheduler.update(plan, pool.runner.run(plan))
     pool.flood()
     assert pool.serve([*request.token_ids, 7, 8]) == 24
+
+
+@pytest.mark.parametrize("changes", [WINDOWS, {"num_checkpoints": 8}, BOTH])
+def test_the_next_turn_may_leave_out_the_output(changes: dict[str, Any]) -> None:
+    """As chat templates do with what was only thought."""
+    pool = Pool(**changes)
+    pool.serve(LONG, SESSION, max_tokens=6)
+    pool.flood(20)
+    assert pool.serve(LONG) == 20
 
 
 def test_its_time_begins_with_its_last_use() -> None:
@@ -118,13 +139,16 @@ def test_a_shorter_time_ends_no_longer_one() -> None:
     assert pool.serve(LONG) == 20
 
 
-def test_a_session_has_so_many_blocks_at_most_and_keeps_its_beginning() -> None:
+@pytest.mark.parametrize("changes", [{}, WINDOWS])
+def test_a_session_has_so_many_blocks_at_most_and_keeps_its_beginning(
+    changes: dict[str, Any],
+) -> None:
     """Of 24 blocks 12 can be retained, and 6 by one."""
-    pool = Pool()
+    pool = Pool(**changes)
     prompt = [*range(1, 38)]
     pool.serve(prompt, SESSION)
     assert pool.num_retained == 6
-    pool.flood()
+    pool.flood(20)
     assert pool.serve(prompt) == 24
 
 
@@ -137,6 +161,72 @@ def test_the_session_that_was_used_least_recently_gives_way() -> None:
     pool.flood()
     # Of the first one, two blocks are left.
     assert [pool.serve(prompt) for prompt in prompts] == [8, 20, 20]
+
+
+def test_sessions_of_one_client_take_nothing_from_the_share_of_another() -> None:
+    pool = Pool()
+    pool.serve(LONG, SESSION._replace(client="one"))
+    for i in range(4):
+        pool.serve([100 + i, *LONG[1:]], of_group(str(i))._replace(client="two"))
+    pool.flood()
+    assert pool.num_retained == 12
+    assert pool.serve(LONG) == 20
+
+
+def test_of_states_and_windows_those_at_the_end_of_a_prefix_are_retained() -> None:
+    pool = Pool(num_blocks=100, **BOTH)
+    prompt = [*range(1, 42)]
+    pool.serve(prompt, Retention("a", (RetainedPrefix(41, 300),)))
+    # Other blocks in windows are still there, but no request will begin behind them.
+    assert pool.num_retained_beside == (1, 2)
+    # It ends before the first state.
+    pool.serve([7, *prompt[1:]], Retention("b", (RetainedPrefix(20, 300),)))
+    assert pool.num_retained == 15
+    assert pool.num_retained_beside == (1, 2)
+
+
+def test_half_of_the_states_and_windows_is_left_to_others() -> None:
+    """Many short sessions have few blocks of the main pool."""
+    pool = Pool(num_blocks=200, **BOTH)
+    for i in range(20):
+        pool.serve([100 + i, *range(8)], of_group(str(i)))
+    assert pool.num_retained == 40
+    num_states, num_in_windows = pool.num_retained_beside
+    assert num_states == 4
+    # A window begins to give way before its end.
+    assert 8 <= num_in_windows <= 17
+    pool.serve(LONG)
+    pool.serve([5, *LONG])
+    assert pool.serve(LONG) == 20
+    assert pool.serve([119, *range(8)]) == 8
+
+
+def test_what_is_over_is_over_in_all_pools() -> None:
+    pool = Pool(num_blocks=400, **BOTH)
+    pool.serve(LONG, SESSION)
+    pool.now = 299
+    pool.flood(20)
+    assert pool.num_retained_beside == (1, 2)
+    pool.now = 301
+    pool.flood(20)
+    assert (pool.num_retained, pool.num_retained_beside) == (0, (0, 0))
+    # Its blocks are still there, but no state.
+    assert pool.serve(LONG) == 0
+
+
+def test_what_gives_way_does_in_all_pools() -> None:
+    """Of three sessions the main pool retains two and the beginning of another."""
+    pool = Pool(**BOTH | {"num_checkpoints": 20, "num_window_blocks": 100})
+    for i in range(3):
+        pool.serve([100 + i, *LONG[1:]], of_group(str(i)))
+    assert pool.num_retained == 12
+    assert pool.num_retained_beside == (2, 4)
+
+
+def test_without_a_prefix_cache_nothing_is_retained() -> None:
+    pool = Pool(enable_prefix_cache=False, **BOTH)
+    pool.serve(LONG, SESSION)
+    assert (pool.num_retained, pool.num_retained_beside) == (0, (0, 0))
 
 
 def test_no_request_waits_for_what_is_retained() -> None:
@@ -207,9 +297,9 @@ def test_what_is_to_be_in_memory_only_is_not_stored(changes: dict[str, Any]) -> 
 
 def test_one_look_a_second_is_enough() -> None:
     retained = RetainedBlocks(8)
-    assert retained.retain("a", [], 1, now=0) == []
+    assert retained.retain(Group("", "a", 1), [], now=0) == []
     hashes = [BlockHash(bytes([i]) * 32) for i in range(2)]
-    assert retained.retain("a", hashes[:1], 0.5, now=0) == []
+    assert retained.retain(Group("", "a", 0.5), hashes[:1], now=0) == []
     assert retained.expire(0) == []
     assert retained.expire(0.9) == []
     assert retained.expire(1) == hashes[:1]
