@@ -67,7 +67,7 @@ def shared_store(
 
 
 class _Opening:
-    """Opens a store, and closes it if nobody waits for it any more."""
+    """Opens a store, and closes it if it is not waited for any more."""
 
     def __init__(self, open_store: "Callable[[], BlockStore]") -> None:
         self._open_store = open_store

@@ -187,7 +187,7 @@ def test_a_load_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
     for cancelled in (before, after):
         with pytest.raises(LoadCancelled):
             shared_store(tmp_path, MUCH, None, IDENTITY, in_thread=cancelled)
-        # The thread may go on when nobody waits for it.
+        # The thread may go on when it is not waited for.
         while late:
             late.pop()()
         assert is_unused(tmp_path / IDENTITY)
@@ -266,6 +266,8 @@ def test_files_of_before_and_later_are_retained(
     store.mark_used([each.key.block_hash for each in entries], 3600)
     store.put(entries[1])
     assert store.flush(60)
+    paths = [*tmp_path.rglob("*.block")]
+    assert [path.stat().st_mtime for path in paths] == [10**9 + 3600] * 2
+    store.end_retention([each.key.block_hash for each in entries])
     store.close()
-    times = [path.stat().st_mtime for path in tmp_path.rglob("*.block")]
-    assert times == [10**9 + 3600] * 2
+    assert [path.stat().st_mtime for path in paths] == [10**9] * 2
