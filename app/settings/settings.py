@@ -272,6 +272,13 @@ class Settings(EngineSettings):
             raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
+    def _prompts_can_be_warmed(self) -> Self:
+        if self.warm_file is not None and not self.enable_prefix_cache:
+            names = env_name("warm_file"), env_name("enable_prefix_cache")
+            raise ValueError(f"{names[0]} needs {names[1]}")
+        return self
+
+    @model_validator(mode="after")
     def _each_request_gets_a_token(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(

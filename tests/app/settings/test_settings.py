@@ -324,6 +324,14 @@ def test_a_template_that_cannot_be_used_ends_the_start(
     assert str(caught.value).startswith(f"MLX_SERVER_CHAT_TEMPLATE {line}")
 
 
+def test_prompts_are_warmed_where_they_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_WARM_FILE", "prompts.jsonl")
+    monkeypatch.setenv("MLX_SERVER_ENABLE_PREFIX_CACHE", "false")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value) == "MLX_SERVER_WARM_FILE needs MLX_SERVER_ENABLE_PREFIX_CACHE"
+
+
 def test_a_step_has_a_token_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_SERVER_MAX_NUM_BATCHED_TOKENS", "4")
     reported = (

@@ -189,6 +189,10 @@ def test_the_parts_of_a_platform(native: Native, monkeypatch: pytest.MonkeyPatch
         "batching.backend.platforms.cpu.platform.INTERFACE_VERSION", "another layout"
     )
     found["interface"] = str(plain.identity)
+    monkeypatch.setattr(
+        "batching.backend.platforms.gpu.platform.sources_digest", lambda: "other kernels"
+    )
+    found["other kernels"] = str(platforms["its kernels"].identity)
     assert len({*found.values()}) == len(found), found
     monkeypatch.undo()
     more = replace(plain, native=replace(native, num_threads=99, cores="other", nodes=()))

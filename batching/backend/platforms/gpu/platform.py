@@ -20,6 +20,7 @@ from batching.backend.paged.layout import CacheLayout
 from batching.backend.paged.mlx_pool import device_cache
 from batching.backend.platform import MakePool, Platform
 from batching.backend.platforms.gpu.kernel_pool import kernel_cache, why_not
+from batching.backend.platforms.gpu.kernels.sources import sources_digest
 from batching.backend.platforms.gpu.pool_kernels import PoolKernels
 from batching.backend.platforms.gpu.rotations import remember_rotations
 from batching.backend.platforms.gpu.step_graphs import StepGraphs
@@ -124,7 +125,7 @@ class GPUPlatform(Platform):
         return {
             "platform": self.gpu,
             "device": self.memory.device_line(),
-            "kernels": self.kernels is not None,
+            "kernels": None if self.kernels is None else sources_digest(),
         }
 
     def device_line(self, weights: str) -> str:

@@ -27,6 +27,13 @@ from typing import Final, Self, TypeAlias
 _FOLDER: Final = Path(__file__).parent
 
 
+@cache
+def sources_digest() -> str:
+    """Return a digest of the texts that kernels are made of, and of what makes them."""
+    files = sorted(path for path in _FOLDER.iterdir() if path.suffix in {".inl", ".h", ".py"})
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
 class Target(StrEnum):
     METAL = "metal"
     CUDA = "cuda"
