@@ -79,8 +79,11 @@ def tokens_per_second(engine: LoadedEngine, seed: int) -> float:
 
 
 def save_all(engine: LoadedEngine) -> None:
-    while engine.engine.can_step:
-        engine.engine.step()
+    while engine.engine.can_step or engine.engine.is_waiting:
+        if engine.engine.can_step:
+            engine.engine.step()
+        elif engine.store is not None:
+            engine.store.flush()
 
 
 def leave_page_cache(folder: Path) -> None:
