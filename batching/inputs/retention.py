@@ -30,11 +30,15 @@ class Retention(NamedTuple):
     client: str = ""
 
     def num_written(self, num_prompt_tokens: int, num_cached_tokens: int) -> dict[float, int]:
-        """Return how many tokens of a prompt are retained that were not cached, by the seconds."""
+        """Return how many tokens of a prompt are retained that were not cached, by the seconds.
+
+        The last token is none of them: each request computes it.  Clients take 0 tokens beside the cached ones for none said.
+        """
         written: dict[float, int] = {}
         done = num_cached_tokens
         for num_tokens, seconds in self.prefixes:
-            stop = num_prompt_tokens if num_tokens is None else num_tokens
+            last = num_prompt_tokens - 1
+            stop = last if num_tokens is None else min(num_tokens, last)
             written[seconds] = max(0, stop - done)
             done = max(done, stop)
         return written

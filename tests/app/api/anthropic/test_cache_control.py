@@ -192,10 +192,11 @@ async def test_usage_has_a_number_for_each_time() -> None:
     whole = len(f"user: {'One' * 50}\n{'Two' * 50}\nassistant:")
     hour = len(f"user: {'One' * 50}")
     assert usage["cache_creation"] == {
-        "ephemeral_5m_input_tokens": whole - hour,
+        "ephemeral_5m_input_tokens": whole - 1 - hour,
         "ephemeral_1h_input_tokens": hour,
     }
-    assert counts(usage) == (whole, 0, 0)
+    # The last token is always computed: clients take 0 for none said.
+    assert counts(usage) == (whole - 1, 0, 1)
 
 
 async def test_a_stream_says_so_at_its_end() -> None:
@@ -205,7 +206,7 @@ async def test_a_stream_says_so_at_its_end() -> None:
     whole = len(f"user: {DOCUMENT}\nassistant:")
     assert '"cache_creation":null' in start
     assert f'"input_tokens":{whole},"cache_creation_input_tokens":0' in start
-    assert f'"input_tokens":0,"cache_creation_input_tokens":{whole}' in end
+    assert f'"input_tokens":1,"cache_creation_input_tokens":{whole - 1}' in end
 
 
 async def test_a_template_that_trims_is_no_obstacle() -> None:
