@@ -17,7 +17,7 @@ from app.main import create_app
 from app.observability import logs
 from app.observability.logs import print_stderr
 from app.observability.tracing import TracingUnavailable, make_tracer
-from app.prompts.template_sandbox import SANDBOX
+from app.prompts.templates.template_sandbox import SANDBOX
 from app.run_batch import BatchFailed, BatchPaths, serve_lines
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables

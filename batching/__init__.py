@@ -4,7 +4,6 @@
 MLX are the concern of `batching.backend`, which is imported only when the first model is loaded.
 """
 
-from batching.backend_report import BackendReport
 from batching.block_store.inventory import (
     CacheInUse,
     CheckedFile,
@@ -52,6 +51,7 @@ from batching.errors import (
 )
 from batching.fit.estimate import MemoryEstimate, estimate
 from batching.fit.weights import Compute
+from batching.host.backend_report import BackendReport
 from batching.inputs.images import ImageInput, PlacedImage
 from batching.inputs.rerank_templates import RERANK_TEMPLATES
 from batching.inputs.retention import (

@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from batching.backend_report import BackendReport
 from batching.config import EngineConfig
 from batching.fit.weights import Compute
+from batching.host.backend_report import BackendReport
 from batching.host.memory import available_memory, memory_limit
 
 _KERNELS: Final = "mlx_cpu_kernels"

@@ -4,12 +4,12 @@ from collections.abc import Callable, Container, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
+from batching.admission.admission_queue import AdmissionQueue
 from batching.config import SchedulerConfig
 from batching.inputs.sampling_params import SamplingParams
 from batching.kv_cache.manager import KVCacheManager
 from batching.kv_cache.stored_blocks import StoredBlocks
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.best_effort import BestEffortTurns
 from batching.scheduling.engine_turns import ALONE, Demand, Turn
 from batching.scheduling.image_encoding import ImageEncoding

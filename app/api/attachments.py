@@ -18,7 +18,7 @@ from app.prompts.file_text import (
     pdf_text,
     shown_name,
 )
-from app.prompts.image_marks import Attachment, FileSource, ImageSource, PdfFile, PdfPage
+from app.prompts.images.image_marks import Attachment, FileSource, ImageSource, PdfFile, PdfPage
 from app.prompts.render import Attached
 from app.server_state import server_state
 from app.settings import env_name

@@ -7,7 +7,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from app.api.serving import client_of, prepared
-from app.prompts.request_template import PARAM, with_template
+from app.prompts.templates.request_template import PARAM, with_template
 from app.server_state import server_state
 from app.settings import env_name
 from batching import InvalidRequest, ModelInfo

@@ -11,7 +11,7 @@ from typing import Any, Final, TextIO
 
 from app.commands.errors import CommandError, RequestFailed
 from app.commands.models import choose_model
-from app.commands.server_address import Server, add_server_arguments, find_server
+from app.commands.server.server_address import Server, add_server_arguments, find_server
 from app.observability.logs import print_stderr
 from app.storage.data_dir import default_state_dir
 
@@ -146,7 +146,7 @@ class _Pipe:
 
 
 def _model(arguments: argparse.Namespace, server: Server) -> str:
-    from app.commands.server_client import fetch_models
+    from app.commands.server.server_client import fetch_models
 
     model = choose_model(fetch_models(server), arguments.model)
     return str(arguments.model or model["id"])

@@ -13,7 +13,7 @@ from typing import Final
 from app.commands.errors import CommandError, RequestFailed
 from app.commands.models import Model, choose_model, takes_images
 from app.commands.programs import PROGRAMS, Start, Target
-from app.commands.server_address import Server, add_server_arguments, find_server
+from app.commands.server.server_address import Server, add_server_arguments, find_server
 from app.observability.logs import print_stderr
 from app.settings.names import KEY_VARIABLE
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CommandError: the arguments are invalid, the program is not installed, or there is no server.
     """
-    from app.commands.server_client import fetch_models
+    from app.commands.server.server_client import fetch_models
 
     name, extra = _parse(arguments)
     path = shutil.which(name)

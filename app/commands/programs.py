@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from app.commands.server_address import Server
+from app.commands.server.server_address import Server
 from app.settings.names import KEY_VARIABLE
 
 _PROVIDER: Final = "mlx-batch-server"

@@ -10,7 +10,7 @@ from typing import Final
 from app.commands.errors import RequestFailed
 from app.commands.models import Model, failure_of, progress_of, state_of
 from app.commands.output import size_text
-from app.commands.server_address import add_server_arguments, find_server
+from app.commands.server.server_address import add_server_arguments, find_server
 from app.observability.logs import print_stderr
 
 SUMMARY: Final = "list the models that the server runs, with their memory and context"
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the models; return the exit status."""
-    from app.commands.server_client import fetch_models
+    from app.commands.server.server_client import fetch_models
 
     try:
         models = fetch_models(find_server(arguments))

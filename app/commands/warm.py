@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.commands.errors import CommandError, RequestFailed
-from app.commands.server_address import Server, add_server_arguments, find_server
+from app.commands.server.server_address import Server, add_server_arguments, find_server
 from app.observability.logs import print_stderr
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _warm(server: Server, line: "Line") -> Warmed:
         BadLine: it is no request.
         RequestFailed: it was refused.
     """
-    from app.commands.server_client import stream_chat
+    from app.commands.server.server_client import stream_chat
     from app.warming.lines import warming_body
 
     body = _KEPT | warming_body(line, _MAX_LINE_BYTES)

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from app.http.errors.invalid_requests import InvalidImage
 from app.media.image_reader import ImageReader, ImageReaderLost, image_reader
 from app.media.pdf_files import PdfFiles
-from app.prompts.image_marks import ImageSource, PdfPage
-from app.prompts.image_places import image_text
+from app.prompts.images.image_marks import ImageSource, PdfPage
+from app.prompts.images.image_places import image_text
 from app.settings import Settings, env_name
 from app.worker_threads import WorkerThreads
 from batching import (

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from app.http.errors.rejections import Unavailable
-from app.prompts.image_marks import PdfFile, PdfPage
+from app.prompts.images.image_marks import PdfFile, PdfPage
 from app.worker_threads import WorkerThreads
 from batching import (
     InvalidRequest,

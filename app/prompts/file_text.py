@@ -4,7 +4,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import Final
 
-from app.prompts.image_marks import PdfPage, Source, joined
+from app.prompts.images.image_marks import PdfPage, Source, joined
 
 _DATA: Final = "data:"
 _PDF: Final = b"%PDF-"

@@ -11,11 +11,11 @@ from app.parsing.message_format import MessageFormat
 from app.prompts.chat_history import with_description
 from app.prompts.conversation import Conversation
 from app.prompts.harmony_history import harmony_effort, template_turns
-from app.prompts.image_marks import MARK, filled, moved_first
-from app.prompts.image_places import image_text, placed
+from app.prompts.images.image_marks import MARK, filled, moved_first
+from app.prompts.images.image_places import image_text, placed
 from app.prompts.length_bound import longest_token
-from app.prompts.model_template import render_turns
-from app.prompts.template_sandbox import RendererLost, TemplateFailed
+from app.prompts.templates.model_template import render_turns
+from app.prompts.templates.template_sandbox import RendererLost, TemplateFailed
 from app.prompts.turn_order import adapted_turns, takes_system
 from batching import ContextLengthExceeded, ImageInput, InvalidRequest, ModelInfo, PlacedImage
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.prompts.model_template import render_turns, template_variables
 from app.prompts.render import completion_prompt
-from app.prompts.template_sandbox import SANDBOX, RendererLost, TemplateFailed, rendered
+from app.prompts.templates.model_template import render_turns, template_variables
+from app.prompts.templates.template_sandbox import SANDBOX, RendererLost, TemplateFailed, rendered
 from batching import InvalidRequest, ModelInfo, Reranker, check_input
 
 

@@ -14,8 +14,8 @@ from typing import Final
 from app.parsing.formats.model_format import message_format
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, ToolCall
 from app.prompts.harmony_history import template_turns
-from app.prompts.model_template import render_turns
-from app.prompts.template_sandbox import RendererLost, TemplateTooMuch
+from app.prompts.templates.model_template import render_turns
+from app.prompts.templates.template_sandbox import RendererLost, TemplateTooMuch
 from batching import ModelInfo
 
 _SEPARATOR: Final = "\n"

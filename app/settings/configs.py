@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.admission.controller import AdmissionLimits
-from app.prompts.request_template import check_template
+from app.prompts.templates.request_template import check_template
 from app.settings.files import text_of
 from app.settings.names import SettingsError, env_name
 from app.settings.settings import Settings

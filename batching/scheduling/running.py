@@ -2,10 +2,10 @@
 
 from bisect import bisect_left, insort
 
+from batching.admission.admission_queue import AdmissionQueue
 from batching.kv_cache.manager import KVCacheManager
 from batching.priority_queue import QueueKey
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.residents import Residents
 
 

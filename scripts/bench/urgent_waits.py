@@ -4,7 +4,7 @@
 many agents as are asked for, which send one long prompt each with low priority, and the lines of a batch
 in the background: without a chat; with a chat of high priority that asks again and again, and
 MLX_SERVER_MAX_URGENT_WAIT_MS=off; and the same with that setting's default.  The chat's time to the first token is
-compared with the published bound (batching/scheduling/urgency.py).  Exits with 1 if it is missed.  Linux only:
+compared with the published bound (batching/admission/urgency.py).  Exits with 1 if it is missed.  Linux only:
 it reads /proc.  With two models the chat has one of its own.  Other settings come from the environment: with MLX_SERVER_MAX_NUM_SEQS=4 agents fill the slots, too.
 """
 
@@ -22,8 +22,8 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
+from batching.admission.urgency import MIN_RUN
 from batching.config import BatchLimits
-from batching.scheduling.urgency import MIN_RUN
 from scripts.bench.load.client import ChatClient, RequestRecord
 from scripts.bench.load.workload import Writer
 from scripts.server_process import MODEL, Server, environment_settings

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from batching import machine
-from batching.backend_report import BackendReport
 from batching.config import EngineConfig
 from batching.fit.weights import Compute
+from batching.host.backend_report import BackendReport
 from batching.machine import Machine, host_memory, may_have_gpu, report_backend, this_machine
 from tests.support.rows import rows
 

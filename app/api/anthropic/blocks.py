@@ -10,7 +10,7 @@ from app.api.anthropic.cache_control import CacheableBlock
 from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import GivenName, Text, field_error, json_text
 from app.prompts.file_text import document
-from app.prompts.image_marks import FileSource, ImageSource, Source
+from app.prompts.images.image_marks import FileSource, ImageSource, Source
 
 # Templates walk through arguments recursively.
 _MAX_DEPTH: Final = 64

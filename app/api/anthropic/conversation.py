@@ -20,7 +20,7 @@ from app.api.anthropic.request import PromptRequest, TurnParam
 from app.api.unsealer import Unsealer
 from app.parsing.tool_spec import ToolSpec
 from app.prompts.conversation import Breakpoint, ChatMessage, Conversation, ToolCall
-from app.prompts.image_marks import Attachment, Source, attachments_in, joined
+from app.prompts.images.image_marks import Attachment, Source, attachments_in, joined
 from app.storage.seal import ForgedValue, Sealer
 from batching import InvalidRequest
 

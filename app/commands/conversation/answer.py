@@ -5,9 +5,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from app.commands.server_address import Server
-from app.commands.server_client import stream_chat
-from app.commands.sse import Chunk
+from app.commands.server.server_address import Server
+from app.commands.server.server_client import stream_chat
+from app.commands.server.sse import Chunk
 
 
 @dataclass

@@ -10,8 +10,8 @@ from app.commands.conversation.lines import MessageReader
 from app.commands.conversation.screen import Screen
 from app.commands.errors import CommandError, RequestFailed
 from app.commands.models import Model, find_model, progress_of, state_of
-from app.commands.server_address import Server
-from app.commands.server_client import fetch_models
+from app.commands.server.server_address import Server
+from app.commands.server.server_client import fetch_models
 
 _COMMAND: Final = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
 _NO_TEXT: Final = '""'

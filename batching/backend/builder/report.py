@@ -10,8 +10,8 @@ from batching.backend.builder.platforms import choose_platform
 from batching.backend.devices import Gpu, default_gpu
 from batching.backend.memory.device import device_memory, free_memory
 from batching.backend.platforms.cpu.platform import CPUPlatform
-from batching.backend_report import BackendReport
 from batching.config import EngineConfig
+from batching.host.backend_report import BackendReport
 
 _WIRED: Final = "max_recommended_working_set_size"
 

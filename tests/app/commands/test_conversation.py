@@ -11,7 +11,7 @@ import pytest
 from app.commands.conversation.lines import History, MessageReader, recall
 from app.commands.conversation.screen import Screen
 from app.commands.conversation.session import Session
-from app.commands.server_address import Server
+from app.commands.server.server_address import Server
 from tests.support.fake_server import data, text_chunk
 from tests.support.rows import rows
 from tests.support.talking_server import COMMENT, Stream, TalkingServer, reasons, says

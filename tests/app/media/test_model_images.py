@@ -12,7 +12,7 @@ from app.http.errors.invalid_requests import InvalidImage
 from app.media.image_reader import ImageReaderLost, image_reader
 from app.media.model_images import ModelImages, RequestedImage, model_images
 from app.media.pdf_files import PdfFiles
-from app.prompts.image_marks import ImageSource, PdfFile, PdfPage
+from app.prompts.images.image_marks import ImageSource, PdfFile, PdfPage
 from app.settings import Settings
 from batching import (
     ImageInput,

@@ -9,7 +9,7 @@ import pytest
 from app.http.errors.responses import error_report
 from app.media import pdf_files
 from app.media.pdf_files import PdfFiles, PdfReaderLost
-from app.prompts.image_marks import PdfFile, PdfPage
+from app.prompts.images.image_marks import PdfFile, PdfPage
 from batching import InvalidRequest, PdfReader, SandboxLost
 from tests.support.pdfs import pdf
 

@@ -5,7 +5,7 @@ from base64 import b64encode
 import pytest
 
 from app.prompts.file_text import UnreadableFile, decoded, file_text, is_pdf, pdf_text
-from app.prompts.image_marks import PdfFile, PdfPage
+from app.prompts.images.image_marks import PdfFile, PdfPage
 from tests.support.rows import rows
 
 

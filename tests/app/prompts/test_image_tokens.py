@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
-from app.prompts.image_marks import ImageSource
-from app.prompts.image_places import placed
+from app.prompts.images.image_marks import ImageSource
+from app.prompts.images.image_places import placed
 from batching import ModelInfo, VisionModel
 from batching.model_files.vision import declared_vision
 from tests.support.image_processors import (

@@ -10,10 +10,10 @@ from mlx_lm.tool_parsers import json_tools
 
 from app.parsing.formats.model_format import message_format
 from app.parsing.tool_spec import ToolSpec
-from app.prompts import model_template, template_process
 from app.prompts.conversation import ChatMessage, Conversation, ToolCall
 from app.prompts.render import chat_prompt
-from app.prompts.template_sandbox import RendererLost
+from app.prompts.templates import model_template, template_process
+from app.prompts.templates.template_sandbox import RendererLost
 from app.prompts.turn_order import TurnOrder, adapted_turns, turn_order
 from batching import ModelInfo, Sandbox, SandboxLimits
 from tests.support.marker_tokenizer import MarkerTokenizer

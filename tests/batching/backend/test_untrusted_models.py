@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 import transformers.dynamic_module_utils
 
-from app.prompts import template_sandbox
-from app.prompts.template_sandbox import SANDBOX, TemplateFailed
+from app.prompts.templates import template_sandbox
+from app.prompts.templates.template_sandbox import SANDBOX, TemplateFailed
 from batching.backend import loader
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import load_model

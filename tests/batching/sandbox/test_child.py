@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.prompts import template_process
+from app.prompts.templates import template_process
 from batching.constraints import compile_process, lark_process
 from batching.media import decode_process, pdf_process
 from batching.sandbox import child

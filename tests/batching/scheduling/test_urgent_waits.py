@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from batching.admission.urgency import MIN_RUN
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.priority_queue import Priority
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestOutput
-from batching.scheduling.urgency import MIN_RUN
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import FakeClock, TokenRunner, request, right, small_config
 from tests.support.pipelined import Pipelined

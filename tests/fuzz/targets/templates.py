@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from app.prompts.template_sandbox import SANDBOX, TemplateFailed, rendered
+from app.prompts.templates.template_sandbox import SANDBOX, TemplateFailed, rendered
 from tests.fuzz.mutations import bytes_mutation
 from tests.fuzz.target import Target
 

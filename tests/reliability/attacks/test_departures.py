@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from app.http import json_body
-from app.prompts import model_template, template_process
+from app.prompts.templates import model_template, template_process
 from app.server_state import ServerState
 from app.worker_threads import WorkerThreads
 from batching import Priority, Sandbox, SandboxLimits

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.prompts import model_template, template_process
-from app.prompts.template_sandbox import rendered
+from app.prompts.templates import model_template, template_process
+from app.prompts.templates.template_sandbox import rendered
 from batching import Sandbox, SandboxLimits
 from batching.sandbox import sandbox as room
 from batching.sandbox.sandbox import SandboxProcess

@@ -12,7 +12,7 @@ from app.api.openai.schemas.tool_calling.tools import ToolList
 from app.api.schemas.fields import Text, field_error
 from app.parsing import tool_spec
 from app.prompts.conversation import Conversation
-from app.prompts.image_marks import Attachment, attachments_in
+from app.prompts.images.image_marks import Attachment, attachments_in
 
 # The longest of models have some 20,000.
 _MAX_TEMPLATE: Final = 128 * 1024

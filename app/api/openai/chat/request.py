@@ -12,7 +12,7 @@ from app.api.openai.schemas.structured_outputs import ResponseFormat
 from app.api.schemas.fields import INT32_MAX, field_error
 from app.parsing.output_format import GrammarSpec
 from app.prompts.conversation import Conversation
-from app.prompts.image_marks import Attachment
+from app.prompts.images.image_marks import Attachment
 from app.prompts.render import DEFAULT_RESERVED
 
 

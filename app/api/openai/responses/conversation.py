@@ -20,7 +20,7 @@ from app.api.openai.responses.tools import to_tool_choice
 from app.api.unsealer import Unsealer
 from app.http.errors.invalid_requests import InvalidEncryptedContent
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, Conversation
-from app.prompts.image_marks import Attachment, attachments_in
+from app.prompts.images.image_marks import Attachment, attachments_in
 from app.storage.seal import ForgedValue, Sealer
 
 # The purpose of sealed values.

@@ -27,7 +27,7 @@ from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import MAX_MESSAGES, GivenName, Text, check_length
 from app.prompts.conversation import ToolCall
-from app.prompts.image_marks import ImageSource, MarkedText, Source, split
+from app.prompts.images.image_marks import ImageSource, MarkedText, Source, split
 
 _TEXT_FIELDS: Final = {
     "input_text": "text",

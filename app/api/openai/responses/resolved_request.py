@@ -19,7 +19,7 @@ from app.api.openai.responses.tools import CallableTool, check_tool_choice
 from app.generation.job import GenerationJob
 from app.prompts.chat import PreparedChat, prepare_chat
 from app.prompts.conversation import Conversation
-from app.prompts.image_marks import Attachment
+from app.prompts.images.image_marks import Attachment
 from app.prompts.render import Attached
 from app.server_state import server_state
 from app.storage.seal import Sealer

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, get_args
 
 from app.api.schemas.fields import check_encodable, field_error
 from app.prompts.file_text import UnreadableFile, decoded, file_text, is_pdf
-from app.prompts.image_marks import FileSource, ImageSource, MarkedText
+from app.prompts.images.image_marks import FileSource, ImageSource, MarkedText
 
 # OpenAI's; `low` is 512 by 512 pixels at most, and the others are as many as the server allows.
 Detail = Literal["auto", "low", "high", "original"]

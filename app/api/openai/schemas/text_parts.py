@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.api.schemas.fields import field_error
-from app.prompts.image_marks import MarkedText, Source, joined
+from app.prompts.images.image_marks import MarkedText, Source, joined
 
 # Reads a part that is no text.
 ReadPart = Callable[[Mapping[str, Any]], str | Source]

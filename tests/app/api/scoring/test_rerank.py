@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.prompts.template_sandbox import SANDBOX
+from app.prompts.templates.template_sandbox import SANDBOX
 from batching import SandboxLost
 from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType, Reranker
 from batching.steps.sequences import SequenceState

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from app.prompts.image_marks import MARK
-from app.prompts.model_template import render_turns
-from app.prompts.template_sandbox import RendererLost, TemplateTooMuch
+from app.prompts.images.image_marks import MARK
+from app.prompts.templates.model_template import render_turns
+from app.prompts.templates.template_sandbox import RendererLost, TemplateTooMuch
 from batching import ImageInput, InvalidRequest, ModelInfo, PlacedImage
 
 _BEFORE: Final = "probe-0"

@@ -8,10 +8,10 @@ import pytest
 from app.parsing.formats.model_format import message_format
 from app.prompts.chat import prepare_chat
 from app.prompts.conversation import Breakpoint, ChatMessage, Conversation
-from app.prompts.image_marks import FileSource, ImageSource, Source, joined
-from app.prompts.image_places import ImageText, image_text
+from app.prompts.images.image_marks import FileSource, ImageSource, Source, joined
+from app.prompts.images.image_places import ImageText, image_text
 from app.prompts.render import Attached, ChatPrompt, PromptTooLong, Truncation, chat_prompt
-from app.prompts.template_sandbox import TemplateTooMuch
+from app.prompts.templates.template_sandbox import TemplateTooMuch
 from batching import ImageInput, InvalidRequest, ModelInfo
 from tests.support.fake_images import BEGIN, FINISH, IMAGE, VISION, WRITTEN, SeeingTokenizer, shown
 from tests.support.rows import rows

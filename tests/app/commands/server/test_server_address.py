@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.commands.errors import CommandError
-from app.commands.server_address import Server, add_server_arguments, find_server
+from app.commands.server.server_address import Server, add_server_arguments, find_server
 from tests.support.rows import rows
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
+from batching.admission.urgency import Urgency
 from batching.config import SchedulerConfig
 from batching.kv_cache.manager import KVCacheManager, NumBlocks
 from batching.kv_cache.prefix_lookup import PrefixHit
 from batching.priority_queue import PriorityQueueWithAging, RunningKey
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduling.urgency import Urgency
 
 
 class AdmissionQueue:

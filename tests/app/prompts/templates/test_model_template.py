@@ -10,11 +10,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from app.parsing.formats.model_format import message_format
-from app.prompts import model_template, template_process
 from app.prompts.conversation import ChatMessage, Conversation
-from app.prompts.model_template import render_turns
 from app.prompts.render import chat_prompt
-from app.prompts.template_sandbox import TemplateFailed, TemplateTooMuch, rendered
+from app.prompts.templates import model_template, template_process
+from app.prompts.templates.model_template import render_turns
+from app.prompts.templates.template_sandbox import TemplateFailed, TemplateTooMuch, rendered
 from app.prompts.turn_order import turn_order
 from batching import InvalidRequest, ModelInfo, Sandbox, SandboxLimits
 from tests.support.byte_tokenizers import byte_vocabulary

@@ -11,8 +11,8 @@ import httpx
 
 from app.commands.errors import CommandError, RequestFailed
 from app.commands.models import Model
-from app.commands.server_address import Server
-from app.commands.sse import BadStream, Chunk, read_chunks
+from app.commands.server.server_address import Server
+from app.commands.server.sse import BadStream, Chunk, read_chunks
 from app.settings.names import KEY_VARIABLE
 
 # A request in JSON.

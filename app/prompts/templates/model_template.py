@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.prompts.template_sandbox import SANDBOX, rendered
+from app.prompts.templates.template_sandbox import SANDBOX, rendered
 from batching import ModelInfo, Tokenizer
 
 

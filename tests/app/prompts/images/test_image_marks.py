@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from app.prompts.image_marks import (
+from app.prompts.images.image_marks import (
     MARK,
     FileSource,
     ImageSource,

@@ -6,9 +6,9 @@ from typing import Any, Final, cast
 
 from jinja2 import TemplateSyntaxError
 
-from app.prompts import template_process
-from app.prompts.model_template import template_variables
-from app.prompts.template_sandbox import TemplateFailed, TemplateTooMuch, rendered
+from app.prompts.templates import template_process
+from app.prompts.templates.model_template import template_variables
+from app.prompts.templates.template_sandbox import TemplateFailed, TemplateTooMuch, rendered
 from batching import InvalidRequest, ModelInfo, Sandbox, SandboxLimits, Tokenizer
 
 PARAM: Final = "chat_template"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.http.errors.rejections import Unavailable
-from app.prompts import template_process
+from app.prompts.templates import template_process
 from batching import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 
 # Seconds of a core for one rendering: a template that takes more is at fault.

@@ -9,9 +9,9 @@ from jinja2.exceptions import SecurityError
 from pydantic import SecretStr
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from app.prompts import template_process
-from app.prompts.request_template import check_template, render
-from app.prompts.template_process import answer
+from app.prompts.templates import template_process
+from app.prompts.templates.request_template import check_template, render
+from app.prompts.templates.template_process import answer
 from batching import InvalidRequest
 from tests.support.speaker import END, ByteTokenizer, served
 

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from app.commands.errors import CommandError, RequestFailed
-from app.commands.server_address import Server
-from app.commands.server_client import fetch_models, stream_chat
+from app.commands.server.server_address import Server
+from app.commands.server.server_client import fetch_models, stream_chat
 from tests.support.fake_server import data, text_chunk
 from tests.support.rows import rows
 from tests.support.talking_server import COMMENT, Stream, TalkingServer, says
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def closed_port() -> int:
@@ -140,7 +140,7 @@ def test_a_url_that_httpx_rejects_is_named() -> None:
         fetch_models(Server("http://a\x00b"))
 
 
-@rows("command", ["ps", "chat", "launch"])
+@rows("command", ["ps", "chat", "launch", "warm"])
 def test_a_command_starts_without_the_server(command: str) -> None:
     heavy = "{'fastapi', 'starlette', 'mlx', 'mlx_lm', 'transformers', 'httpx'}"
     code = f"import sys, app.commands.{command}; print({heavy} & {{*sys.modules}})"

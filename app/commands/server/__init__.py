@@ -1,0 +1,1 @@
+"""The running server, as commands find it and ask it."""

@@ -1,0 +1,1 @@
+"""Images in the text of a prompt: marks, and where their tokens are."""

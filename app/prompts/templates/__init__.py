@@ -1,0 +1,1 @@
+"""Chat templates: the model's own and those of requests, rendered in processes with limits."""
