@@ -61,7 +61,7 @@ from batching.inputs.retention import (
     RetainedPrefix,
     Retention,
 )
-from batching.inputs.sampling_params import SamplingParams
+from batching.inputs.sampling_params import DryParams, SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.machine import Machine, report_backend, this_machine
 from batching.media.image_decoder import ImageDecoder, Pixels, TooManyPixels, UnreadableImage
@@ -129,6 +129,7 @@ __all__ = [
     "Constraint",
     "ContextLengthExceeded",
     "DeadlineExceeded",
+    "DryParams",
     "Embeddings",
     "EngineClosed",
     "EngineConfig",

@@ -12,7 +12,7 @@ from batching.constraints.grammar import Grammar
 from batching.constraints.protocol import AllowedTokens
 from batching.inputs.images import ImageInput, PlacedImage, Span, TowerArray
 from batching.inputs.retention import RetainedPrefix, Retention
-from batching.inputs.sampling_params import SamplingParams
+from batching.inputs.sampling_params import DryParams, SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingParams, PoolingType
 from batching.priority_queue import Priority
@@ -32,6 +32,7 @@ _CLASSES: Final = (
     *(
         SequenceSpec,
         SamplingParams,
+        DryParams,
         PoolingParams,
         PoolingType,
         Priority,

@@ -134,6 +134,16 @@ def with_bias(edits: Edits, bias: Mapping[int, float], banned: Collection[int]) 
     return Edits(tokens, *changed(edits.factor, edits.term, 1.0, 0.0), expected)
 
 
+def with_terms(edits: Edits, tokens: IntArray, terms: FloatArray) -> Edits:
+    """Add terms to the logits of distinct tokens; the token before is known."""
+    merged, index = np.unique(np.append(edits.tokens, tokens), return_inverse=True)
+    of_edits, of_terms = np.split(index, [len(edits.tokens)])
+    factor, term = np.ones(len(merged)), np.zeros(len(merged))
+    factor[of_edits], term[of_edits] = edits.factor, edits.term
+    term[of_terms] += terms
+    return Edits(merged, factor, term)
+
+
 def edited(
     logits: mx.array, edits: Sequence[Edits | None], before: mx.array | None = None
 ) -> mx.array:

@@ -1,11 +1,13 @@
 """Samples tokens on the host: a sort of 16 rows of logits takes MLX 64 ms on a CPU."""
 
 from collections.abc import Sequence
+from math import log
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.sampling.seeds import applies_xtc
 from batching.inputs.sampling_params import SamplingParams
 
 # Added to the logit of a token that must not follow.  Finite, so that a mask that leaves only
@@ -34,23 +36,43 @@ def _draw(logits: Array, params: SamplingParams, seed: int) -> int:
         return int(logits.argmax())
     if params.top_n_sigma > 0:
         logits = _top_sigma(logits, params.top_n_sigma)
-    logits = logits / np.float32(params.temperature)
+    if not params.temperature_last:
+        logits = _heated(logits, params)
     highest = logits.max()
     if not np.isfinite(highest):
         return int(logits.argmax())
     weights = np.exp(logits - highest)
-    kept = _top(logits, weights, params)
-    if params.min_p > 0:
-        tokens = np.arange(len(logits)) if kept is None else kept
-        kept = tokens[weights[tokens] >= params.min_p]
+    kept = _kept(logits, weights, params, seed)
+    left = _of(weights, kept)
+    if params.temperature_last:
+        heated = _heated(_of(logits, kept), params)
+        left = np.exp(heated - heated.max())
     # A token's exponential time, with its weight as the rate, is the shortest with the token's probability.
     times = np.random.Generator(np.random.PCG64(seed)).standard_exponential(
         len(logits), dtype=np.float32
     )
     times += _SHORTEST
-    if kept is None:
-        return int((weights / times).argmax())
-    return int(kept[(weights[kept] / times[kept]).argmax()])
+    winner = int((left / _of(times, kept)).argmax())
+    return winner if kept is None else int(kept[winner])
+
+
+def _heated(logits: Array, params: SamplingParams) -> Array:
+    """Divide by the temperature, which can depend on the entropy; banned tokens do not count for that."""
+    temperature = params.temperature
+    if params.dynatemp_range > 0 and np.isfinite(highest := logits.max()):
+        below = logits - highest
+        number = max(2, int((below > NEVER / 2).sum()))
+        part = min(max(_entropy(np.exp(below)) / log(number), 0.0), 1.0)
+        low, high = max(temperature - params.dynatemp_range, 0), temperature + params.dynatemp_range
+        temperature = max(low + (high - low) * part**params.dynatemp_exponent, MIN_TEMPERATURE)
+    heated: Array = logits / np.float32(temperature)
+    return heated
+
+
+def _entropy(weights: Array) -> float:
+    """Return the entropy, in nats, of probabilities that are proportional to these."""
+    probabilities = weights[weights > 0] / weights.sum(dtype=np.float64)
+    return float(-(probabilities * np.log(probabilities)).sum())
 
 
 def _top_sigma(logits: Array, num_deviations: float) -> Array:
@@ -63,11 +85,38 @@ def _top_sigma(logits: Array, num_deviations: float) -> Array:
     return np.where(logits < floor, -np.inf, logits)
 
 
-def _top(logits: Array, weights: Array, params: SamplingParams) -> Array | None:
+def _kept(logits: Array, weights: Array, params: SamplingParams, seed: int) -> Array | None:
+    """Return the tokens from which one is drawn, in the order of their ids; None is all."""
+    if params.typical_p < 1:
+        kept = _top(logits, weights, params.top_k, 1.0)
+        kept = _chosen(kept, _typical(_of(weights, kept), params.typical_p))
+        kept = _chosen(kept, _top(logits[kept], weights[kept], 0, params.top_p))
+    else:
+        kept = _top(logits, weights, params.top_k, params.top_p)
+    if params.min_p > 0:
+        left = _of(weights, kept)
+        kept = _chosen(kept, np.flatnonzero(left >= params.min_p * left.max()))
+    if applies_xtc(params.xtc_probability, seed):
+        kept = _chosen(kept, _no_top_choices(_of(weights, kept), params.xtc_threshold))
+    return kept
+
+
+def _of(values: Array, kept: Array | None) -> Array:
+    return values if kept is None else values[kept]
+
+
+def _chosen(kept: Array | None, indices: Array | None) -> Array | None:
+    """Return those of the tokens that are at these indices; None is all."""
+    if kept is None or indices is None:
+        return indices if kept is None else kept
+    return kept[indices]
+
+
+def _top(logits: Array, weights: Array, top_k: int, top_p: float) -> Array | None:
     """Return the tokens within top-k and top-p, in the order of their ids; None is all."""
     vocab_size = len(logits)
-    top_k = min(params.top_k or vocab_size, vocab_size)
-    if top_k == vocab_size and params.top_p >= 1:
+    top_k = min(top_k or vocab_size, vocab_size)
+    if top_k == vocab_size and top_p >= 1:
         return None
     total = weights.sum(dtype=np.float64)
     # Top-p is taken of what top-k left.
@@ -77,10 +126,27 @@ def _top(logits: Array, weights: Array, params: SamplingParams) -> Array | None:
         if num == top_k:
             total = cumulative[-1]
         # Keep a token while those before it have not reached top-p; the first one always stays.
-        num_kept = 1 + int(np.searchsorted(cumulative[:-1], params.top_p * total))
+        num_kept = 1 + int(np.searchsorted(cumulative[:-1], top_p * total))
         if num_kept < num:
             break
     return np.sort(order[:num_kept])
+
+
+def _typical(weights: Array, typical_p: float) -> Array:
+    """Return the indices of the weights that are nearest to the entropy and reach `typical_p` together."""
+    total = weights.sum(dtype=np.float64)
+    possible = np.flatnonzero(weights > 0)
+    distance = np.abs(-np.log(weights[possible] / total) - _entropy(weights))
+    order = possible[np.argsort(distance, kind="stable")]
+    cumulative = np.cumsum(weights[order], dtype=np.float64)
+    return np.sort(order[: 1 + int(np.searchsorted(cumulative[:-1], typical_p * total))])
+
+
+def _no_top_choices(weights: Array, threshold: float) -> Array:
+    """Return the indices without those that reach the threshold, but the least probable of these."""
+    reaches = weights >= threshold * weights.sum(dtype=np.float64)
+    lowest = weights[reaches].min(initial=np.inf)
+    return np.flatnonzero(~reaches | (weights <= lowest))
 
 
 def largest(logits: Array, num: int) -> Array:

@@ -7,6 +7,8 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 
 from batching.backend.host_array import host_array
+from batching.backend.sampling.device_draw import race
+from batching.backend.sampling.dry import Repetitions
 from batching.backend.sampling.edits import (
     NO_EDITS,
     Edits,
@@ -14,30 +16,14 @@ from batching.backend.sampling.edits import (
     edited,
     penalties,
     with_bias,
+    with_terms,
 )
 from batching.backend.sampling.expected_tokens import SampledTokens
-from batching.backend.sampling.host_draw import MIN_TEMPERATURE, NEVER, draw
+from batching.backend.sampling.host_draw import MIN_TEMPERATURE, draw
 from batching.backend.sampling.logit_rows import Sample
-from batching.inputs.sampling_params import SamplingParams
+from batching.backend.sampling.seeds import draw_seed
+from batching.inputs.sampling_params import DryParams, SamplingParams
 from batching.steps.sequences import SequenceState
-
-_MASK_64: Final = (1 << 64) - 1
-
-
-def draw_seed(seed: int, position: int) -> int:
-    """Return the 64-bit seed with which one position of one request is sampled.
-
-    splitmix64 (Steele, Lea, Flood 2014) over seed and position.  No state: neighbours,
-    preemption and batching cannot change a sampled token.
-    """
-    return _splitmix(_splitmix(seed & _MASK_64) ^ position)
-
-
-def _splitmix(state: int) -> int:
-    state = (state + 0x9E3779B97F4A7C15) & _MASK_64
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return state ^ (state >> 31)
 
 
 class Masks(Protocol):
@@ -49,8 +35,9 @@ class Masks(Protocol):
 class Sampler:
     """Samples all rows of a step at once; a row costs only what its parameters need.
 
-    Order of operations: penalties and bias, masks, top-n-sigma, temperature, top-k, top-p, min-p,
-    sampling.  Greedy rows take the arg-max of the logits after penalties, bias and masks.
+    Order of operations: penalties, DRY and bias, masks, top-n-sigma, temperature, top-k, typical-p, top-p,
+    min-p, XTC, the temperature of rows that have it last, sampling.  Greedy rows take the arg-max of the
+    logits after penalties, bias and masks.
 
     Every token of the vocabulary gets a random number, and the token with the largest product of that
     number and its probability is sampled (the Gumbel-max trick, Yellott 1977).  Rounding, which differs
@@ -68,6 +55,7 @@ class Sampler:
         self.waits_for_logits: Final = self._draw is draw_on_host
         self._arg_max = arg_max or plain_arg_max
         self._counts: WeakKeyDictionary[SequenceState, TokenCounts] = WeakKeyDictionary()
+        self._repeated: WeakKeyDictionary[SequenceState, Repetitions] = WeakKeyDictionary()
 
     def sample(
         self,
@@ -107,7 +95,7 @@ class Sampler:
         self, sample: Sample, state: SequenceState, expected: SampledTokens | None
     ) -> Edits | None:
         params, banned = state.sampling, set(_banned(sample, state))
-        if not (params.has_penalties or params.logit_bias or banned):
+        if not (params.has_penalties or params.dry or params.logit_bias or banned):
             return None
         edits = NO_EDITS
         if params.has_penalties:
@@ -115,9 +103,11 @@ class Sampler:
             if expected is not None and sample.expects_token:
                 row = expected.indices[sample.sequence_id]
             edits = penalties(params, self._counted(sample, state), row)
+        if params.dry is not None:
+            edits = with_terms(edits, *self._repetitions(sample, state, params.dry).penalties())
         if params.logit_bias or banned:
             edits = with_bias(edits, dict(params.logit_bias), banned)
-        return edits
+        return edits if len(edits.tokens) else None
 
     def _counted(self, sample: Sample, state: SequenceState) -> TokenCounts:
         """Return how often each token occurs in the output before a sample."""
@@ -126,6 +116,14 @@ class Sampler:
             counts = self._counts[state] = TokenCounts(state)
         counts.catch_up(state)
         return counts.followed_by(sample.drafts) if sample.drafts else counts
+
+    def _repetitions(self, sample: Sample, state: SequenceState, dry: DryParams) -> Repetitions:
+        """Return where the tokens before a sample have occurred before."""
+        found = self._repeated.get(state)
+        if found is None:
+            found = self._repeated[state] = Repetitions(dry, state.token_ids)
+        found.catch_up(state.token_ids)
+        return found.followed_by(sample.drafts) if sample.drafts else found
 
 
 def _chosen(logits: mx.array, tokens: mx.array) -> mx.array:
@@ -184,59 +182,5 @@ def draw_on_device(
     if sampled := [row for row, p in enumerate(params) if p.temperature >= MIN_TEMPERATURE]:
         rows = mx.array(sampled)
         of_rows = [params[row] for row in sampled], [seeds[row] for row in sampled]
-        tokens[rows] = _race(logits[rows], *of_rows)
+        tokens[rows] = race(logits[rows], *of_rows)
     return tokens
-
-
-def _race(logits: mx.array, params: Sequence[SamplingParams], seeds: Sequence[int]) -> mx.array:
-    if any(p.top_n_sigma > 0 for p in params):
-        logits = _keep_top_sigma(logits, params)
-    logits = logits / _column([p.temperature for p in params])
-    logits = _keep_top(logits, params)
-    if any(p.min_p > 0 for p in params):
-        floor = mx.log(_column([p.min_p for p in params])) + logits.max(axis=-1, keepdims=True)
-        logits = mx.where(logits < floor, -mx.inf, logits)
-    size = logits.shape[-1:]
-    noise = mx.stack([mx.random.gumbel(size, key=mx.random.key(seed)) for seed in seeds])
-    return mx.argmax(logits + noise, axis=-1)
-
-
-def _keep_top_sigma(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:
-    """Mask what top-n-sigma leaves out; masked logits and banned tokens do not count."""
-    highest = logits.max(axis=-1, keepdims=True)
-    allowed = logits > highest + NEVER / 2
-    below = mx.where(allowed, logits - highest, 0.0)
-    number = allowed.sum(axis=-1, keepdims=True)
-    mean = below.sum(axis=-1, keepdims=True) / number
-    square = mx.where(allowed, mx.square(below - mean), 0.0).sum(axis=-1, keepdims=True) / number
-    num_deviations = _column([p.top_n_sigma for p in params])
-    floor = highest - num_deviations * mx.sqrt(square)
-    return mx.where((num_deviations > 0) & (logits < floor), -mx.inf, logits)
-
-
-def _keep_top(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:
-    """Mask what top-k and top-p leave out, in the rows that ask for it: these are sorted."""
-    asking = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
-    if not asking:
-        return logits
-    rows, vocab_size = mx.array(asking), logits.shape[-1]
-    params = [params[row] for row in asking]
-    part = logits[rows]
-    order = mx.argsort(-part, axis=-1)
-    descending = mx.take_along_axis(part, order, axis=-1)
-    top_k = _column([min(p.top_k or vocab_size, vocab_size) for p in params])
-    ranks = mx.arange(vocab_size)
-    within_k = ranks < top_k
-    descending = mx.where(within_k, descending, -mx.inf)
-    probabilities = mx.softmax(descending, axis=-1, precise=True)
-    # Keep a token while those before it have not reached top_p; the first one always stays.
-    before = mx.cumsum(probabilities, axis=-1) - probabilities
-    kept = within_k & ((before < _column([p.top_p for p in params])) | (ranks == 0))
-    # By rank and not by a threshold: of equal logits only as many stay as there is room for.
-    ranked = mx.where(kept, descending, -mx.inf)
-    logits[rows] = mx.put_along_axis(part, order, ranked, axis=-1)
-    return logits
-
-
-def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(list(values), dtype=mx.float32)[:, None]

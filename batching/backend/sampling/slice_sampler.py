@@ -38,7 +38,7 @@ class SliceSampler:
 
     def can_follow(self, sampling: SamplingParams) -> bool:
         """Return whether a token can be sampled before the one before it is known."""
-        return sampling.logprobs is None and not sampling.bad_words
+        return sampling.logprobs is None and not sampling.bad_words and sampling.dry is None
 
     def sample(
         self,

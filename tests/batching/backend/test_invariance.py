@@ -25,7 +25,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
-from batching.inputs.sampling_params import GREEDY, SamplingParams
+from batching.inputs.sampling_params import GREEDY, DryParams, SamplingParams
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.step_plan import StepPlan
@@ -257,7 +257,10 @@ def test_with_drafts_and_preempted_by_a_small_pool(bundled: Bundled) -> None:
 
 def test_with_drafts_and_penalties(shallow: Bundled) -> None:
     """A row after drafts is penalised as if these were output."""
-    sampling = SamplingParams(temperature=0.0, repetition_penalty=1.05, presence_penalty=0.2)
+    dry = DryParams(multiplier=0.05, base=1.2)
+    sampling = SamplingParams(
+        temperature=0.0, repetition_penalty=1.05, presence_penalty=0.2, dry=dry
+    )
     num_accepted: list[int] = []
     outputs: list[list[list[int]]] = []
     for max_draft_tokens in (0, 7):
@@ -353,6 +356,9 @@ SAMPLINGS: Final = [
     SamplingParams(temperature=0.0, repetition_penalty=1.2, logit_bias=((28, 4.0), (260, -3.0))),
     SamplingParams(temperature=0.0, bad_words=((28, 260), (30,))),
     SamplingParams(temperature=0.0, logprobs=1, presence_penalty=0.5),
+    SamplingParams(temperature=0.7, dry=DryParams(multiplier=2.0), frequency_penalty=0.2, seed=8),
+    SamplingParams(temperature=0.9, typical_p=0.8, xtc_probability=0.5, min_p=0.05, seed=9),
+    SamplingParams(temperature=0.8, temperature_last=True, dynatemp_range=0.4, min_p=0.1, seed=10),
 ]
 
 
@@ -413,7 +419,16 @@ def sampled(request_id: int) -> BatchRequest:
         GOLDEN[2].prompt_token_ids,
         max_tokens=8,
         stop_token_ids={2},
-        sampling=SamplingParams(temperature=0.8, top_p=0.95, seed=1234),
+        sampling=SamplingParams(
+            temperature=0.8,
+            temperature_last=True,
+            dynatemp_range=0.2,
+            top_p=0.98,
+            typical_p=0.97,
+            xtc_probability=0.3,
+            dry=DryParams(multiplier=1.0),
+            seed=1234,
+        ),
     )
 
 
@@ -429,7 +444,9 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(shallow: Bundled) 
 
 
 def drawing(request_id: int) -> BatchRequest:
-    sampling = SamplingParams(temperature=0.9, top_k=20, seed=77)
+    sampling = SamplingParams(
+        temperature=0.9, top_k=20, xtc_probability=0.3, dry=DryParams(multiplier=1.0), seed=77
+    )
     return make_request(
         request_id, GOLDEN[2].prompt_token_ids, max_tokens=12, stop_token_ids={2}, sampling=sampling
     )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.backend.sampling.edits import Edits, ExpectedEdit
-from batching.backend.sampling.sampler import Draw, Sampler
+from batching.backend.sampling.sampler import Draw, Sampler, draw_on_host
 from batching.inputs.sampling_params import SamplingParams
 
 _Floats = npt.NDArray[np.float32]
@@ -25,7 +25,10 @@ def native_sampler(kernels: Any) -> Sampler:
 
 
 def native_draw(kernels: Any) -> Draw:
-    """Return what samples a token for each row of logits, by all threads and without a copy of them."""
+    """Return what samples a token for each row of logits, by all threads and without a copy of them.
+
+    Rows that are not plain (`SamplingParams.is_plain`) are drawn with numpy.
+    """
 
     def draw(
         logits: mx.array,
@@ -42,6 +45,15 @@ def native_draw(kernels: Any) -> Draw:
         tokens: mx.array = kernels.sample(
             logits, rows, [e and _as_stored(e) for e in edits], before
         )
+        others = [row for row, p in enumerate(params) if not p.is_plain and p.temperature > 0]
+        if others:
+            tokens[mx.array(others)] = draw_on_host(
+                logits[mx.array(others)],
+                [params[row] for row in others],
+                [seeds[row] for row in others],
+                [edits[row] for row in others],
+                before,
+            )
         return tokens
 
     return draw

@@ -13,7 +13,8 @@ from hypothesis import given, settings, strategies as st
 from batching.backend.platforms.cpu.sampling import native_draw
 from batching.backend.sampling.logit_rows import Sample
 from batching.backend.sampling.logprobs import token_logprobs
-from batching.backend.sampling.sampler import Draw, Sampler, draw_on_device, draw_on_host, draw_seed
+from batching.backend.sampling.sampler import Draw, Sampler, draw_on_device, draw_on_host
+from batching.backend.sampling.seeds import draw_seed
 from batching.backend.sampling.token_masks import MaskFiller
 from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.inputs.sampling_params import SamplingParams
