@@ -202,6 +202,7 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
         ("batching.constraints.compile_process", "llguidance"),
         ("batching.constraints.matcher", "numpy"),
         ("batching.constraints.matcher", "llguidance"),
+        ("batching.constraints.token_texts", "numpy"),
         ("batching.media.decode_process", "PIL"),
         ("batching.media.image_decoder", "numpy"),
         ("batching.media.image_processor", "numpy"),

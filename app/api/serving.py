@@ -197,7 +197,7 @@ def _is_quick_to_build(
 ) -> bool:
     """Return whether building the job is so fast that it may run on the event loop."""
     asked = (output.grammar, params.logprobs, params.prompt_logprobs, params.allowed_token_ids)
-    if any(each is not None for each in asked) or params.bad_words:
+    if any(each is not None for each in asked) or params.bad_words or params.dry:
         return False
     return sum(map(len, prompts)) <= SHORT
 

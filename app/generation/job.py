@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from app.generation.choice import TextOptions
+from app.generation.dry import dry_params
 from app.generation.params import BeamParams, GenerationParams
 from app.parsing.grammars.marker_tokens import special_ids
 from app.parsing.output_format import GrammarSpec, OutputFormat, Parser
@@ -105,7 +106,7 @@ def build_job(
     spec = SequenceSpec(
         prompt=tuple(prompts[0]),
         max_tokens=_max_tokens(model, [len(p) for p in prompts], params, max_output_tokens),
-        sampling=sampling_params(model, params),
+        sampling=replace(sampling_params(model, params), dry=dry_params(engine, params.dry)),
         stop_token_ids=stop_token_ids,
         cache_salt=params.cache_salt or "",
         retention=params.retention,
@@ -151,7 +152,7 @@ def _stop_token_ids(model: ModelInfo, params: GenerationParams) -> frozenset[int
 
 
 def sampling_params(model: ModelInfo, params: GenerationParams) -> SamplingParams:
-    """Return the parameters of a request's sampling, in tokens of the model."""
+    """Return the parameters of a request's sampling, in tokens of the model, without DRY."""
     defaults = model.sampling_defaults
     return SamplingParams(
         temperature=_first(params.temperature, defaults.temperature, 1.0),
@@ -159,6 +160,12 @@ def sampling_params(model: ModelInfo, params: GenerationParams) -> SamplingParam
         top_k=max(0, _first(params.top_k, defaults.top_k, 0)),
         min_p=_first(params.min_p, defaults.min_p, 0.0),
         top_n_sigma=params.top_n_sigma,
+        typical_p=params.typical_p,
+        xtc_probability=params.xtc_probability,
+        xtc_threshold=params.xtc_threshold,
+        temperature_last=params.temperature_last,
+        dynatemp_range=params.dynatemp_range,
+        dynatemp_exponent=params.dynatemp_exponent,
         repetition_penalty=_first(params.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,

@@ -19,6 +19,17 @@ class BeamParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DryPenalty:
+    """A penalty of repetitions, as `batching.DryParams` has it, with the texts of its breakers."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    last_n: int | None
+    breakers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
     """The parameters of a request's completions; names and ranges are those of vLLM's SamplingParams.
 
@@ -46,9 +57,16 @@ class GenerationParams:
     top_k: int | None = None
     min_p: float | None = None
     top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    temperature_last: bool = False
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    dry: DryPenalty | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = None

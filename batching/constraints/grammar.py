@@ -5,7 +5,7 @@ each completion has a `GrammarMatcher` over it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
 from threading import Lock
@@ -25,6 +25,7 @@ from batching.constraints.matcher import (
     panics_as_exceptions,
     reason_of,
 )
+from batching.constraints.token_texts import TokenTexts
 from batching.errors import RequestFailed
 from batching.model_info import Tokenizer
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
@@ -193,11 +194,19 @@ class GrammarCompiler:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; it may be a part of a character only."""
+        return self._decoder()(token_id)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The bytes of all tokens; reading them takes up to a second, the first time."""
+        return TokenTexts([*map(self._decoder(), range(self._vocab_size))])
+
+    def _decoder(self) -> Callable[[int], bytes]:
         try:
             tokenizer = self._vocabulary().tokenizer
         except ValueError:
-            return self._tokenizer.decode([token_id]).encode()
-        return tokenizer.decode_bytes([token_id])
+            return lambda token_id: self._tokenizer.decode([token_id]).encode()
+        return lambda token_id: tokenizer.decode_bytes([token_id])
 
     @cached_property
     def _special_tokens(self) -> SpecialTokens:

@@ -20,6 +20,8 @@ _NOT_OF_BEAMS: Final = frozenset(
     {
         "allowed_token_ids",
         "bad_words",
+        "dry_multiplier",
+        "dynatemp_range",
         "echo",
         "frequency_penalty",
         "grammar",
@@ -31,12 +33,15 @@ _NOT_OF_BEAMS: Final = frozenset(
         "presence_penalty",
         "prompt_logprobs",
         "repetition_penalty",
+        "samplers",
         "seed",
         "stream",
         "structured_outputs",
         "top_k",
         "top_n_sigma",
         "top_p",
+        "typical_p",
+        "xtc_probability",
     }
 )
 

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from pydantic import AliasChoices, Field, model_validator
 
+from app.api.openai.schemas.local_sampling import LocalSampling
 from app.api.openai.schemas.prompt_cache import PromptCacheFields
 from app.api.openai.schemas.queue_options import QueueOptions
 from app.api.openai.schemas.response_options import ResponseOptions
@@ -40,13 +41,14 @@ _NAMES: Final = (
     MAX_TOKENS_NAMES,
     ("repetition_penalty", "repeat_penalty"),
     ("min_tokens", "min_new_tokens"),
+    ("typical_p", "typ_p"),
 )
 _UNLIMITED: Final = ("n_predict", "num_predict")  # with -1
 
 BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
-class GenerationRequest(ResponseOptions, QueueOptions, PromptCacheFields):
+class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCacheFields):
     """Ranges are vLLM's, and OpenAI's where it has the field."""
 
     model: Text | None = Field(default=None, description="The default model if left out.")
@@ -120,6 +122,7 @@ class GenerationRequest(ResponseOptions, QueueOptions, PromptCacheFields):
             raise field_error("it must not be above max_tokens", "min_tokens")
         if self.truncate_prompt_tokens == 0:
             raise field_error("it must not be 0", "truncate_prompt_tokens")
+        self._sampling()
         formats = self.content_formats
         if self.allowed_token_ids is not None and formats:
             raise field_error(f"it cannot be combined with {formats[0]}", "allowed_token_ids")
@@ -173,16 +176,27 @@ class GenerationRequest(ResponseOptions, QueueOptions, PromptCacheFields):
             return GrammarSpec(json_schema_grammar(self.json_schema), "json_schema")
         return None
 
+    def _sampling(self) -> dict[str, Any]:
+        """Return the fields of `GenerationParams` that choose a token.
+
+        Raises:
+            PydanticCustomError: the request asks for an order that there is not.
+        """
+        fields = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "top_n_sigma": max(0.0, self.top_n_sigma),
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        return self.chosen(fields | self.local_fields())
+
     def to_generation_params(self) -> GenerationParams:
         return GenerationParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            top_n_sigma=max(0.0, self.top_n_sigma),
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            **self._sampling(),
             logit_bias=self.logit_bias,
             seed=self.seed,
             max_tokens=self.max_output_tokens,
