@@ -50,7 +50,7 @@ _SAME_NAME: Final = (
     "dynatemp_exponent",
 )
 # They do nothing without fields that are refused.
-_WITHOUT_EFFECT: Final = frozenset({"tfs_z", "tfs", "adaptive_p", "top_a"})
+_WITHOUT_EFFECT: Final = frozenset({"tfs_z", "adaptive_p"})
 
 
 def _read_breakers(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Fields of OpenAI, vLLM, SGLang, llama.cpp and text-generation-webui that this server does not support.
+"""Fields of OpenAI, vLLM, SGLang and llama.cpp that this server does not support.
 
 A field is listed with the values that ask for nothing.  Any other value would change the output,
 so the request is refused by an error that names the field.  Fields that cannot change the output
@@ -33,18 +33,8 @@ _BOTH: Final[Defaults] = {
     "adapters": (),
     "draft_model": (),
     "mirostat": (0,),
-    "mirostat_mode": (0,),
     "min_keep": (0, 1),
     "adaptive_target": (-1, -0.01),
-    "tfs": (1,),
-    "top_a": (0,),
-    "smoothing_factor": (0,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "penalty_alpha": (0,),
-    "guidance_scale": (1,),
 }
 
 CHAT: Final[Defaults] = {

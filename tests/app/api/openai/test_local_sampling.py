@@ -76,22 +76,12 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "repeat_last_n": 64,
     "repeat_penalty": 1.0,
     "mirostat": 0,
-    "mirostat_mode": 0,
     "mirostat_tau": 5.0,
     "mirostat_eta": 0.1,
     "adaptive_target": -0.01,
     "adaptive_decay": 0.9,
     "min_keep": 0,
     "tfs_z": 1.0,
-    "tfs": 1,
-    "top_a": 0,
-    "smoothing_factor": 0.0,
-    "epsilon_cutoff": 0,
-    "eta_cutoff": 0,
-    "no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "penalty_alpha": 0,
-    "guidance_scale": 1,
     "temperature_last": False,
 }
 
@@ -181,7 +171,6 @@ def test_a_penalty_of_no_token_is_none() -> None:
         ({"mirostat": 2}, "mirostat", "not supported"),
         ({"min_keep": 5}, "min_keep", "not supported"),
         ({"adaptive_target": 0.5}, "adaptive_target", "not supported"),
-        ({"smoothing_factor": 0.2}, "smoothing_factor", "not supported"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(
