@@ -185,8 +185,6 @@ class ResponseRequest(PromptCacheFields):
     def _check_together(self) -> Self:
         if self.background and not self.store:
             raise field_error("this needs store: true", "background")
-        if self.background and self.stream:
-            raise field_error("this is not supported together with background", "stream")
         if self.stream_options is not None and not self.stream:
             raise field_error("this needs stream: true", "stream_options")
         return self

@@ -11,6 +11,7 @@ from sse_starlette import ServerSentEvent
 from app.api.openai.responses.event_writer import OutputOptions, OutputWriter
 from app.api.openai.responses.open_items import Event
 from app.api.openai.responses.output_items import (
+    UNFINISHED,
     IncompleteDetails,
     ResponseError,
     ResponseObject,
@@ -47,8 +48,13 @@ class ResponseWriter:
         self._is_cut = False
 
     def begin(self) -> Sequence[Event]:
+        if self.response.status == "queued":
+            queued = {"response": self.response.model_copy()}
+            begun: list[Event] = [("created", queued), ("queued", queued)]
+        else:
+            begun = [self._lifecycle("created")]
         self.response.status = "in_progress"
-        return [self._lifecycle("created"), self._lifecycle("in_progress")]
+        return [*begun, self._lifecycle("in_progress")]
 
     def feed(self, delta: Delta) -> Sequence[Event]:
         self._is_cut |= delta.finish_reason is FinishReason.LENGTH
@@ -83,10 +89,13 @@ class ResponseWriter:
         """Write events as JSON, also in another thread."""
         return [EncodedEvent(kind, _members(fields)) for kind, fields in events]
 
-    def frames(self, events: Sequence[EncodedEvent]) -> bytes:
+    @property
+    def is_finished(self) -> bool:
+        return self.response.status not in UNFINISHED
+
+    def frames(self, events: Sequence[EncodedEvent]) -> list[bytes]:
         """Return the frames of a stream, numbered."""
-        numbered = map(self._numbered, events)
-        return b"".join(b"event: %b\ndata: %b\n\n" % each for each in numbered)
+        return [b"event: %b\ndata: %b\n\n" % self._numbered(event) for event in events]
 
     def ping(self) -> ServerSentEvent:
         """Return an event that says only that the response is still in progress."""

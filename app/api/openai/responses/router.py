@@ -19,6 +19,7 @@ from app.api.openai.responses.stored import OwnResponses, stored_input
 from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, client_of, engine_for, prepared, take_ticket
 from app.generation.submit import submit
+from app.http.event_log import EventLog
 from app.http.json_body import JsonRoute
 from app.parsing.formats.model_format import message_format
 from app.prompts.render import Attached, chat_prompt
@@ -72,7 +73,7 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
     writer = ResponseWriter(new_response(body, job), options)
     run = ResponseRun(generation, writer, _save(request, resolved))
     if body.background:
-        return await run.detached(request)
+        return await run.detached(request, is_streamed=body.stream)
     return run.stream(request) if body.stream else await run.whole(request)
 
 
@@ -119,5 +120,5 @@ def _save(request: Request, resolved: ResolvedRequest) -> Save:
     return partial(OwnResponses(request).put, input_items=input_items)
 
 
-async def _forget(response: ResponseObject) -> None:
+async def _forget(response: ResponseObject, log: EventLog | None = None) -> None:
     """Keep nothing."""

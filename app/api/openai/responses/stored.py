@@ -17,17 +17,17 @@ from app.api.openai.responses.input_items import (
     ReasoningItem,
     parse_item,
 )
-from app.api.openai.responses.output_items import ResponseObject
+from app.api.openai.responses.output_items import UNFINISHED, ResponseObject
 from app.api.schemas.fields import MAX_MESSAGES
 from app.api.serving import client_of, prepared
 from app.http.errors.invalid_requests import ItemNotFound, PreviousResponseNotFound
 from app.http.errors.rejections import NotFound
+from app.http.event_log import EventLog
 from app.server_state import server_state
 from app.storage.in_thread import in_thread
 from app.storage.responses import ResponseStore, StoredResponse
 from batching import InvalidRequest
 
-_UNFINISHED: Final = ("queued", "in_progress")
 # An image that is stored apart is an object with its digest, where a client has the text of a URL.
 _DIGEST: Final = "sha256"
 _DATA: Final = "data:"
@@ -51,9 +51,16 @@ class OwnResponses:
         self._owner = client_of(request).key_digest
         self._max_characters = server_state(request).settings.max_body_bytes
 
-    async def put(self, response: ResponseObject, input_items: Callable[[], StoredInput]) -> None:
+    async def put(
+        self,
+        response: ResponseObject,
+        log: EventLog | None = None,
+        *,
+        input_items: Callable[[], StoredInput],
+    ) -> None:
         """Add or update a response, to the end also if the caller's task is cancelled meanwhile.
 
+        log: its events, if clients may follow them again.
         input_items: the list of what it responds to; called in a worker thread.
 
         Raises:
@@ -62,10 +69,11 @@ class OwnResponses:
 
         def put() -> None:
             body = response.model_dump_json(exclude_unset=True)
-            is_finished = response.status not in _UNFINISHED
+            is_finished = response.status not in UNFINISHED
             items = {item.id: item.model_dump_json(exclude_unset=True) for item in response.output}
             given = input_items()
-            stored = StoredResponse(body, given.items, is_finished, items, given.images)
+            events = None if log is None else log.packed()
+            stored = StoredResponse(body, given.items, is_finished, items, given.images, events)
             self._store.put(self._owner, response.id, stored)
 
         # To its end: the response of a cancelled task must not be replaced by this one later.
@@ -84,6 +92,15 @@ class OwnResponses:
         if (stored := self._store.get(self._owner, response_id)) is None:
             raise NotFound(f"Response with id '{response_id}' not found.")
         return stored
+
+    async def events(self, response_id: str) -> EventLog | None:
+        """Return the events of a finished response; None if they were not kept."""
+
+        def read() -> EventLog | None:
+            packed = self._store.events(self._owner, response_id)
+            return None if packed is None else EventLog.unpacked(packed)
+
+        return await prepared(self._request, read)
 
     async def delete(self, response_id: str) -> None:
         await in_thread(partial(self._store.delete, self._owner, response_id))

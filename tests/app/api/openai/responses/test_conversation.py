@@ -354,7 +354,6 @@ def test_tools_that_cannot_be_are_rejected(fields: dict[str, Any], param: str, t
         ({"messages": []}, "messages"),
         ({"max_tokens": 1}, "max_tokens"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "stream"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"metadata": {"k": 1}}, "metadata.k"),
