@@ -27,12 +27,14 @@ class OutputOptions:
     is_summarized: the reasoning is written as a summary instead of content.
     seal: seals reasoning; None leaves out the sealed value.
     token_bytes: returns the bytes of a token; None leaves out log probabilities.
+    generates: whether there is output at all; without it nothing is cut.
     """
 
     tools: Mapping[str, CallableTool] = field(default_factory=dict)
     is_summarized: bool = False
     seal: Callable[[str], str] | None = None
     token_bytes: TokenBytes | None = None
+    generates: bool = True
 
 
 class OutputWriter:

@@ -82,6 +82,7 @@ class ResolvedRequest:
             if ENCRYPTED_REASONING in body.include
             else None,
             token_bytes=None if body.num_logprobs is None else token_bytes,
+            generates=body.generates,
         )
 
 

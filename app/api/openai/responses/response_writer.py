@@ -45,6 +45,7 @@ class ResponseWriter:
         echoed = to_json([response.tools, response.text, response.metadata])
         self._num_echoed = len(response.instructions or "") + len(echoed)
         self._num_events = 0
+        self._generates = options.generates
         self._is_cut = False
 
     def begin(self) -> Sequence[Event]:
@@ -57,7 +58,7 @@ class ResponseWriter:
         return [*begun, self._lifecycle("in_progress")]
 
     def feed(self, delta: Delta) -> Sequence[Event]:
-        self._is_cut |= delta.finish_reason is FinishReason.LENGTH
+        self._is_cut |= self._generates and delta.finish_reason is FinishReason.LENGTH
         return list(self._output.feed(delta))
 
     def end(self, summary: GenerationSummary) -> Sequence[Event]:

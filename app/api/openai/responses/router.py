@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Literal
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from app.api.attachments import attached_to
@@ -15,11 +15,10 @@ from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.resolved_request import ResolvedRequest, new_response, resolve
 from app.api.openai.responses.response_writer import ResponseWriter
 from app.api.openai.responses.run import ResponseRun, Save
-from app.api.openai.responses.stored import OwnResponses, stored_input
+from app.api.openai.responses.stored import LATEST, OwnResponses, stored_input
 from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, client_of, engine_for, prepared, take_ticket
 from app.generation.submit import submit
-from app.http.event_log import EventLog
 from app.http.json_body import JsonRoute
 from app.parsing.formats.model_format import message_format
 from app.prompts.render import Attached, chat_prompt
@@ -41,20 +40,13 @@ _PARAMS: Final = {
 }
 
 
-@router.get("/v1/responses", include_in_schema=False)
-async def refuse_upgrade(request: Request) -> Response:
-    """Say that there are no WebSockets here; clients that look for one go on with POST."""
-    if request.headers.get("upgrade", "").lower() == "websocket":
-        headers = {"Upgrade": "HTTP/1.1"}
-        raise HTTPException(426, "WebSockets are not supported; use POST", headers)
-    raise HTTPException(405, headers={"Allow": "POST"})
-
-
 @router.post("/v1/responses", response_model=ResponseObject, responses=EVENT_RESPONSES)
 async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Respond to items of input; with `stream: true` as server-sent events."""
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
-        engine = await engine_for(request, body.model, is_streamed=body.stream)
+        # A WebSocket is kept alive without comments.
+        has_comments = body.stream and LATEST not in request.scope["state"]
+        engine = await engine_for(request, body.model, is_streamed=has_comments)
         with _own_names():
             resolved = await resolve(request, body)
             attached = await attached_to(request, engine.model, resolved.attachments)
@@ -114,11 +106,6 @@ def _save(request: Request, resolved: ResolvedRequest) -> Save:
     """
     body = resolved.body
     is_line = client_of(request).is_batch and "store" not in body.model_fields_set
-    if is_line or not body.store:
-        return _forget
-    input_items = partial(stored_input, resolved.items)
-    return partial(OwnResponses(request).put, input_items=input_items)
-
-
-async def _forget(response: ResponseObject, log: EventLog | None = None) -> None:
-    """Keep nothing."""
+    own = OwnResponses(request)
+    keep = own.remember if is_line or not body.store else own.put
+    return partial(keep, input_items=partial(stored_input, resolved.items))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -42,12 +43,25 @@ class StoredInput(NamedTuple):
     images: Mapping[str, str]
 
 
+@dataclass(slots=True)
+class LatestResponse:
+    """The latest response of a WebSocket, which goes on from it even if it is not stored."""
+
+    response_id: str = ""
+    stored: StoredResponse | None = None
+
+
+# In the state of a request: where it comes over a WebSocket, its LatestResponse.
+LATEST: Final = "latest_response"
+
+
 class OwnResponses:
     """The responses that the client of a request may see."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._store = server_state(request).storage.responses
+        self._latest: LatestResponse | None = request.scope["state"].get(LATEST)
         self._owner = client_of(request).key_digest
         self._max_characters = server_state(request).settings.max_body_bytes
 
@@ -68,16 +82,23 @@ class OwnResponses:
         """
 
         def put() -> None:
-            body = response.model_dump_json(exclude_unset=True)
-            is_finished = response.status not in UNFINISHED
-            items = {item.id: item.model_dump_json(exclude_unset=True) for item in response.output}
-            given = input_items()
-            events = None if log is None else log.packed()
-            stored = StoredResponse(body, given.items, is_finished, items, given.images, events)
+            stored = _to_store(response, log, input_items())
             self._store.put(self._owner, response.id, stored)
 
         # To its end: the response of a cancelled task must not be replaced by this one later.
         await in_thread(put)
+
+    async def remember(
+        self,
+        response: ResponseObject,
+        log: EventLog | None = None,
+        *,
+        input_items: Callable[[], StoredInput],
+    ) -> None:
+        """Keep a response that is not to be stored, for as long as the WebSocket is open and has no other."""
+        if self._latest is not None:
+            stored = await in_thread(lambda: _to_store(response, log, input_items()))
+            self._latest.response_id, self._latest.stored = response.id, stored
 
     async def get(self, response_id: str) -> StoredResponse:
         """Return a response.
@@ -115,7 +136,7 @@ class OwnResponses:
         """
 
         def resolve() -> list[InputItem]:
-            resolver = _Resolver(self._store, self._owner, self._max_characters)
+            resolver = _Resolver(self._store, self._owner, self._max_characters, self._latest)
             return resolver.resolved(previous_id, items)
 
         return await prepared(self._request, resolve)
@@ -127,8 +148,15 @@ class _Resolver:
     max_characters: the most characters of JSON that may come out of the store.
     """
 
-    def __init__(self, store: ResponseStore, owner: str, max_characters: int) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        owner: str,
+        max_characters: int,
+        latest: LatestResponse | None = None,
+    ) -> None:
         self._store = store
+        self._latest = latest or LatestResponse()
         self._owner = owner
         self._max_characters = max_characters
         self._num_characters = 0
@@ -146,7 +174,10 @@ class _Resolver:
         return resolved
 
     def _history(self, response_id: str) -> list[Item]:
-        stored = self._store.get(self._owner, response_id)
+        if response_id == self._latest.response_id:
+            stored = self._latest.stored
+        else:
+            stored = self._store.get(self._owner, response_id)
         if stored is None:
             raise PreviousResponseNotFound(response_id)
         if not stored.is_finished:
@@ -190,6 +221,14 @@ def _reread(stored: dict[str, Any], param: str) -> InputItem:
     if isinstance(item, ReasoningItem) and (item.content or item.summary):
         return item.model_copy(update={"encrypted_content": None})
     return item
+
+
+def _to_store(response: ResponseObject, log: EventLog | None, given: StoredInput) -> StoredResponse:
+    body = response.model_dump_json(exclude_unset=True)
+    is_finished = response.status not in UNFINISHED
+    items = {item.id: item.model_dump_json(exclude_unset=True) for item in response.output}
+    events = None if log is None else log.packed()
+    return StoredResponse(body, given.items, is_finished, items, given.images, events)
 
 
 def stored_input(items: Iterable[InputItem]) -> StoredInput:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import anyio.lowlevel
 import httpx
 import pytest
 
@@ -22,10 +23,9 @@ async def begun(server: Served) -> str:
     """Return the id of the only response, when its first token waits."""
     await asyncio.to_thread(server.gate.reached.wait)
     # The engine may be faster than the store.
-    while not server.service.detached:
-        await asyncio.sleep(0)
-    (response_id,) = server.service.detached
-    return response_id
+    while not (found := [*server.service.detached]):
+        await anyio.lowlevel.checkpoint()
+    return found[0]
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:

@@ -366,8 +366,6 @@ def test_tools_that_cannot_be_are_rejected(fields: dict[str, Any], param: str, t
         ({"text": {"verbosity": "silent"}}, "text.verbosity"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
         ({"previous_response_id": ""}, "previous_response_id"),
-        ({"generate": False}, "generate"),
-        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         ({"stop": ["a"] * 33}, "stop"),
     ],
 )
