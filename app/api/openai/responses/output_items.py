@@ -70,7 +70,13 @@ class CustomToolCall(BaseModel):
     input: str
 
 
-OutputItem = Message | Reasoning | FunctionCall | CustomToolCall
+class Compaction(BaseModel):
+    type: Literal["compaction"]
+    id: str
+    encrypted_content: str
+
+
+OutputItem = Message | Reasoning | FunctionCall | CustomToolCall | Compaction
 
 
 class InputTokensDetails(BaseModel):

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from app.api.openai.responses.input_items import InputItems, all_tools
 from app.api.openai.responses.tools import ToolChoice, ToolList, check_tool_choice
-from app.api.openai.schemas.prompt_cache import NO_OPTIONS, PromptCacheFields
+from app.api.openai.schemas.prompt_cache import PromptCacheFields, ResponseCacheOptions
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
 from app.api.schemas.base import Defaults, RequestModel
@@ -163,6 +163,7 @@ class ResponseRequest(PromptCacheFields):
     generate: bool = Field(
         default=True, description="`false` reads the prompt into the cache, and has no output."
     )
+    prompt_cache_options: ResponseCacheOptions | None = None
     store: bool = True
     background: bool = False
     stream: bool = False
@@ -196,7 +197,8 @@ class ResponseRequest(PromptCacheFields):
 
     @property
     def generates(self) -> bool:
-        return self.generate and not (self.prompt_cache_options or NO_OPTIONS).prewarm
+        options = self.prompt_cache_options
+        return self.generate and not (options is not None and options.prewarm)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -23,6 +23,7 @@ from app.generation.choice import Delta
 from app.generation.generation import GenerationSummary
 from batching import FinishReason
 
+_NO_SUMMARY: Final = "the model wrote no summary"
 # Longer events are written by another thread.
 _LONG_BYTES: Final = 64 << 10
 
@@ -46,6 +47,7 @@ class ResponseWriter:
         self._num_echoed = len(response.instructions or "") + len(echoed)
         self._num_events = 0
         self._generates = options.generates
+        self._is_summary = options.seal_summary is not None
         self._is_cut = False
 
     def begin(self) -> Sequence[Event]:
@@ -63,8 +65,10 @@ class ResponseWriter:
 
     def end(self, summary: GenerationSummary) -> Sequence[Event]:
         """Complete the response, or end it as incomplete if its last item was cut."""
-        self._finish("incomplete" if self._is_cut else "completed")
         self.response.usage = ResponseUsage.of(summary.usage)
+        if self._is_summary and not self._output.items:
+            return self.fail(ResponseError(code="server_error", message=_NO_SUMMARY))
+        self._finish("incomplete" if self._is_cut else "completed")
         if self._is_cut:
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         else:

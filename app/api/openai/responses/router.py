@@ -8,8 +8,10 @@ from typing import Final, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from app.admission.admitted_request import AdmittedRequest
 from app.api.attachments import attached_to
-from app.api.openai.responses.input_items import new_item_id
+from app.api.openai.responses.compaction import CompactedResponse, compacted
+from app.api.openai.responses.input_items import CompactionTrigger, new_item_id
 from app.api.openai.responses.output_items import ResponseObject
 from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.resolved_request import ResolvedRequest, new_response, resolve
@@ -44,29 +46,47 @@ _PARAMS: Final = {
 async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Respond to items of input; with `stream: true` as server-sent events."""
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
-        # A WebSocket is kept alive without comments.
-        has_comments = body.stream and LATEST not in request.scope["state"]
-        engine = await engine_for(request, body.model, is_streamed=has_comments)
-        with _own_names():
-            resolved = await resolve(request, body)
-            attached = await attached_to(request, engine.model, resolved.attachments)
-            chat = await prepared(request, partial(resolved.prepare, engine.model, attached))
-            job = await build_job_async(
-                request,
-                engine,
-                [chat.prompt.token_ids],
-                body.to_generation_params(),
-                completion_id=new_item_id("resp"),
-                output=chat.output,
-                images=chat.prompt.images,
-            )
-            generation = await submit(engine, job, admitted)
-    options = resolved.output_options(engine.grammars.token_bytes)
-    writer = ResponseWriter(new_response(body, job), options)
-    run = ResponseRun(generation, writer, _save(request, resolved))
+        run, _ = await _begin(request, body, admitted)
     if body.background:
         return await run.detached(request, is_streamed=body.stream)
     return run.stream(request) if body.stream else await run.whole(request)
+
+
+async def _begin(
+    request: Request, body: ResponseRequest, admitted: AdmittedRequest
+) -> tuple[ResponseRun, ResolvedRequest]:
+    """Begin to generate a response."""
+    # A WebSocket is kept alive without comments.
+    has_comments = body.stream and LATEST not in request.scope["state"]
+    engine = await engine_for(request, body.model, is_streamed=has_comments)
+    with _own_names():
+        resolved = await resolve(request, body)
+        attached = await attached_to(request, engine.model, resolved.attachments)
+        chat = await prepared(request, partial(resolved.prepare, engine.model, attached))
+        job = await build_job_async(
+            request,
+            engine,
+            [chat.prompt.token_ids],
+            body.to_generation_params(),
+            completion_id=new_item_id("resp"),
+            output=chat.output,
+            images=chat.prompt.images,
+        )
+        generation = await submit(engine, job, admitted)
+    options = resolved.output_options(engine.grammars.token_bytes)
+    writer = ResponseWriter(new_response(body, job), options)
+    return ResponseRun(generation, writer, _save(request, resolved)), resolved
+
+
+@router.post("/v1/responses/compact", response_model=CompactedResponse)
+async def compact_conversation(body: ResponseRequest, request: Request) -> Response:
+    """Return the messages of the user, and a summary of the whole conversation that is sealed."""
+    async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
+        given = [item for item in body.input if not isinstance(item, CompactionTrigger)]
+        trigger = CompactionTrigger(type="compaction_trigger")
+        asked = {"input": [*given, trigger], "store": False, "background": False, "stream": False}
+        run, resolved = await _begin(request, body.model_copy(update=asked), admitted)
+    return await run.whole(request, partial(compacted, resolved.items))
 
 
 @router.post("/v1/responses/input_tokens")

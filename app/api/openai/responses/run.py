@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from fastapi import Request, Response
+from pydantic import BaseModel
 
 from app.api.openai.responses.open_items import Event
 from app.api.openai.responses.output_items import ResponseError, ResponseObject
@@ -42,12 +43,19 @@ class ResponseRun:
     def stream(self, request: Request) -> Response:
         return EventStream(self._stream(request), self._writer.ping)
 
-    async def whole(self, request: Request) -> Response:
-        """Return the response when it is complete.
+    async def whole(
+        self, request: Request, form: Callable[[ResponseObject], BaseModel] | None = None
+    ) -> Response:
+        """Return the response when it is complete, or what `form` makes of it.
 
         Raises:
             EngineError: the engine failed.
         """
+
+        def body() -> str:
+            response = self._writer.response
+            shown = response if form is None else form(response)
+            return shown.model_dump_json(exclude_unset=True)
 
         async def complete() -> bytes:
             async for _ in self._steps():
@@ -55,7 +63,7 @@ class ResponseRun:
             await self._save_if_possible()
             # It may take a while until there is room for the response.
             self._generation.close()
-            return await written(request, self._body, self._writer.num_bytes)
+            return await written(request, body, self._writer.num_bytes)
 
         return await respond_whole(self._generation, complete)
 

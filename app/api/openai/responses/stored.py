@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from app.api.openai.responses.input_items import (
     AnyItem,
+    CompactionTrigger,
     InputItem,
     ItemReference,
     ReasoningItem,
@@ -24,6 +25,7 @@ from app.api.serving import client_of, prepared
 from app.http.errors.invalid_requests import ItemNotFound, PreviousResponseNotFound
 from app.http.errors.rejections import NotFound
 from app.http.event_log import EventLog
+from app.prompts.conversation import SYSTEM_ROLES
 from app.server_state import server_state
 from app.storage.in_thread import in_thread
 from app.storage.responses import ResponseStore, StoredResponse
@@ -169,6 +171,8 @@ class _Resolver:
             raise InvalidRequest("input", message)
         resolved = [_reread(item, "previous_response_id") for item in history]
         for index, item in enumerate(items):
+            if isinstance(item, CompactionTrigger):
+                raise InvalidRequest(f"input.{index}", "it must be the last item")
             known = self._item(index, item.id) if isinstance(item, ItemReference) else item
             resolved.append(known)
         return resolved
@@ -184,6 +188,9 @@ class _Resolver:
             raise InvalidRequest("previous_response_id", "this response is not finished")
         output = json.loads(stored.body)["output"]
         items = stored_items(stored)
+        if any(item["type"] == "compaction" for item in output):
+            # Its summary stands for all but what the model is told.
+            items = [item for item in items if item.get("role") in SYSTEM_ROLES]
         num_in_images = sum(len(part["image_url"]) for part in _parts_with_urls(items))
         self._count(len(stored.input) + num_in_images + len(json.dumps(output)))
         return [*items, *output]
@@ -217,7 +224,7 @@ def _reread(stored: dict[str, Any], param: str) -> InputItem:
         field = ".".join(map(str, first["loc"]))
         message = f"the stored {stored['type']} cannot be continued: {field}: {first['msg']}"
         raise InvalidRequest(param, message) from None
-    assert not isinstance(item, ItemReference), "what is stored is resolved"
+    assert not isinstance(item, ItemReference | CompactionTrigger), "what is stored is resolved"
     if isinstance(item, ReasoningItem) and (item.content or item.summary):
         return item.model_copy(update={"encrypted_content": None})
     return item

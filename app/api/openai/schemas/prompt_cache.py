@@ -1,10 +1,10 @@
 """What a request asks of the prefix cache."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from app.api.schemas.base import RequestModel
+from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import Text
 from batching import RetainedPrefix, Retention
 
@@ -19,12 +19,16 @@ _EXTENDED: Final = 24 * _HOUR
 class PromptCacheOptions(RequestModel):
     """With `mode: explicit` nothing is retained, as breakpoints within a prompt have no effect."""
 
+    defaults: ClassVar[Defaults] = {"prewarm": (False,)}
+
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
-    prewarm: bool = Field(default=False, description="Of responses: as `generate: false`.")
 
 
-NO_OPTIONS: Final = PromptCacheOptions()
+class ResponseCacheOptions(PromptCacheOptions):
+    defaults: ClassVar[Defaults] = {}
+
+    prewarm: bool = Field(default=False, description="As `generate: false`.")
 
 
 class PromptCacheFields(RequestModel):

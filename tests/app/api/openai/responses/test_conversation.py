@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.api.openai.responses.conversation import to_conversation, unsealed
-from app.api.openai.responses.input_items import ItemReference
+from app.api.openai.responses.input_items import CompactionTrigger, ItemReference
 from app.api.openai.responses.request import ResponseRequest
 from app.parsing.tool_spec import AllowedTools, FreeformInput, NamedTool, ToolSpec
 from app.prompts.conversation import ChatMessage, Conversation, ToolCall
@@ -24,7 +24,7 @@ def request(input_: Any = "Hi", **fields: Any) -> ResponseRequest:
 
 def conversation(input_: Any = "Hi", **fields: Any) -> Conversation:
     body = request(input_, **fields)
-    items = [item for item in body.input if not isinstance(item, ItemReference)]
+    items = [item for item in body.input if not isinstance(item, ItemReference | CompactionTrigger)]
     return to_conversation(body, unsealed(items, SEALER))
 
 
