@@ -17,7 +17,11 @@ from app.api.openai.chat import router as chat
 from app.api.openai.completions import router as completions
 from app.api.openai.embeddings import router as embeddings
 from app.api.openai.files import router as files
-from app.api.openai.responses import router as responses, stored_router as stored_responses
+from app.api.openai.responses import (
+    router as responses,
+    socket as response_socket,
+    stored_router as stored_responses,
+)
 from app.api.ops import docs, events, health, metrics as metrics_endpoint
 from app.api.scoring import router as scoring
 from app.api.vllm import server_info, tokenize
@@ -62,6 +66,7 @@ _ENDPOINTS: Final[Sequence[ModuleType]] = (
     completions,
     responses,
     stored_responses,
+    response_socket,
     files,
     batches,
     messages,

@@ -10,6 +10,7 @@ from fastapi import Request
 
 from app.admission.controller import AdmissionController
 from app.batches.runner import BatchRunner
+from app.http.event_log import EventLog
 from app.http.request_context import InFlightRequests
 from app.http.unsent_bytes import UnsentBytes
 from app.media.model_images import ModelImages
@@ -43,6 +44,18 @@ class RequestThreads:
 
 
 @dataclass(frozen=True, slots=True)
+class DetachedResponse:
+    """A response in the background.
+
+    task: generates it.
+    events: for clients that follow it; None if it was not asked for with `stream`.
+    """
+
+    task: asyncio.Task[None]
+    events: EventLog | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerState:
     """The parts of a server; routers get it with `server_state(request)`.
 
@@ -55,7 +68,7 @@ class ServerState:
     unsent: the large bodies that clients have not read yet.
     images: reads the images of requests.
     storage: stored responses, files and batches; in memory by default.
-    detached: the tasks of background responses, by response id.
+    detached: the responses in the background that are being generated, by their ids.
     model_watchers: those that follow the states of the models.
     started: when the server was started, in seconds since the epoch.
     threads: for the blocking work of requests.
@@ -74,7 +87,7 @@ class ServerState:
     unsent: UnsentBytes = field(default_factory=UnsentBytes)
     throughput_log: ThroughputLogger = field(default_factory=ThroughputLogger)
     storage: Storage = field(default_factory=Storage)
-    detached: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    detached: dict[str, DetachedResponse] = field(default_factory=dict)
     machine_room: MachineRoom = field(default_factory=MachineRoom)
     model_watchers: set[object] = field(default_factory=set)
     started: int = field(default_factory=lambda: int(time()))

@@ -14,12 +14,11 @@ from app.http.client import ANONYMOUS, VISITOR, Client
 from app.http.errors.rejections import Unauthorized
 from app.http.errors.responses import CountRejection, error_response, ignore_rejection
 from app.http.request_context import PROBE_PATHS
+from app.http.web_socket import sender
 
 # Each is compared with all.
 _MAX_PRESENTED: Final = 2
 _BEARER: Final = re.compile(rb"bearer +(.*)", re.IGNORECASE)
-# RFC 6455: the connection violates a policy of the server.
-_POLICY_VIOLATION: Final = 1008
 
 
 def client_for_key(key: str, *, share_prefix_cache: bool, is_admin: bool = False) -> Client:
@@ -68,13 +67,11 @@ class Authentication:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
-        elif scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
         elif (client := self._client(scope, body := RequestBody(scope, receive))) is None:
             response = error_response(Unauthorized(), scope, self._count_rejection)
-            await send_rejection(response, body, send)
+            await send_rejection(response, body, sender(scope, send))
         else:
             scope.setdefault("state", {})["client"] = client
             await self._app(scope, receive, send)

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.http.body_limit import RequestBody, send_rejection
 from app.http.errors.rejections import ForeignOrigin, HostNotAllowed, Rejection
 from app.http.errors.responses import CountRejection, error_response, ignore_rejection
+from app.http.web_socket import sender
 
 _ANY: Final = "*"
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:/@\[\]]+))(?::(\d*))?")
@@ -122,19 +123,20 @@ class BrowserGuard:
         self._count_rejection = count_rejection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        rejection = self._rejection(scope) if scope["type"] == "http" else None
+        is_checked = scope["type"] in ("http", "websocket")
+        rejection = self._rejection(scope) if is_checked else None
         if rejection is None:
             await self._app(scope, receive, send)
             return
         response = error_response(rejection, scope, self._count_rejection)
-        await send_rejection(response, RequestBody(scope, receive), send)
+        await send_rejection(response, RequestBody(scope, receive), sender(scope, send))
 
     def _rejection(self, scope: Scope) -> Rejection | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "")
         if self._hosts is not None and not self._hosts.allow(host):
             return HostNotAllowed(host)
-        if self._origins is None or _is_navigation(scope["method"], headers):
+        if self._origins is None or _is_navigation(scope.get("method", ""), headers):
             return None
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         is_foreign = site in _OTHER_SITES if origin is None else _is_foreign(origin, host)

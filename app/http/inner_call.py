@@ -1,9 +1,10 @@
 """Calls the app as a request from a network would, from within the server."""
 
 import asyncio
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Send
 
 from app.http.client import Client
 
@@ -19,6 +20,32 @@ async def post_json(
     app: ASGIApp, path: str, body: bytes, client: Client, request_id: str
 ) -> InnerResponse:
     """Send a body to a path, as a client whose key needs no check; return the whole response."""
+    status = 0
+    chunks: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            chunks.append(message.get("body", b""))
+
+    headers = [(b"x-request-id", request_id.encode())]
+    await post(app, path, body, send, headers=headers, state={"client": client})
+    return InnerResponse(status, b"".join(chunks))
+
+
+async def post(
+    app: ASGIApp,
+    path: str,
+    body: bytes,
+    send: Send,
+    *,
+    headers: Iterable[tuple[bytes, bytes]],
+    state: dict[str, Any],
+) -> None:
+    """Send a body of JSON to a path, and the messages of the response to `send`."""
+    lengths = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     scope = {
         "type": "http",
         "asgi": _VERSIONS,
@@ -29,14 +56,12 @@ async def post_json(
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())],
+        "headers": [*headers, *lengths],
         "client": None,
         "server": None,
-        "state": {"client": client},
+        "state": state,
     }
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    status = 0
-    chunks: list[bytes] = []
 
     async def receive() -> Message:
         if messages:
@@ -45,12 +70,4 @@ async def post_json(
         disconnect: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         return await disconnect
 
-    async def send(message: Message) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        else:
-            chunks.append(message.get("body", b""))
-
     await app(scope, receive, send)
-    return InnerResponse(status, b"".join(chunks))

@@ -29,10 +29,12 @@ def prepare_chat(
     grammar: GrammarSpec | None = None,
     truncation: Truncation | None = None,
     attached: Mapping[str, Attached] | None = None,
+    may_call: bool = True,
 ) -> PreparedChat:
     """Render a conversation and choose the format of its output.  It blocks, so not on the event loop.
 
     attached: the images and files of the conversation, by their marks.
+    may_call: `False` takes nothing for a call of the tools that the prompt describes.
     grammar: constrains the content; with tools, the output is either calls or such content.
 
     Raises:
@@ -42,8 +44,8 @@ def prepare_chat(
     format_ = message_format(model)
     prompt = chat_prompt(model, conversation, format_, truncation, attached)
     spec = MessageSpec(
-        tools=conversation.offered_tools,
-        tool_choice=conversation.tool_choice,
+        tools=conversation.offered_tools if may_call else (),
+        tool_choice=conversation.tool_choice if may_call else "none",
         is_parallel=_is_parallel(conversation),
         content=grammar,
         begun=_begun(conversation),

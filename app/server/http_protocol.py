@@ -7,7 +7,6 @@ to read its response.  Each such connection takes memory and delays a shutdown.
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -21,8 +20,12 @@ from app.http.errors.formats import ErrorReport, openai_error
 from app.http.unsent_bytes import UnsentBytes
 from app.server.connection_limit import TOO_MANY, ConnectionLimit
 from app.server.dead_peers import notice_dead_peers
+from app.server.timers import Timer, WriteTimeout
 
 logger = logging.getLogger(__name__)
+
+# Where a WebSocket can be opened.
+_SOCKET_PATH: Final = "/v1/responses"
 
 # uvicorn logs a warning for each faulty request of a client; errors are faults of the server.
 _uvicorn_logger: Final = logging.getLogger("uvicorn.error.protocol")
@@ -55,32 +58,6 @@ _LINGER: Final = 1.0
 _REQUEST_READ: Final = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
 
 
-class _Timer:
-    """Calls a function once after some seconds unless it is stopped before."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]
-    ) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        self._callback = callback
-        self._handle: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Start the timer; a running one continues."""
-        if self._handle is None:
-            self._handle = self._loop.call_later(self._seconds, self._fire)
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _fire(self) -> None:
-        self._handle = None
-        self._callback()
-
-
 class _Connection(h11.Connection):
     """Rejects a body with two lengths: a proxy may go by the other one, and take its end for a request.
 
@@ -101,9 +78,9 @@ def _has_two_lengths(request: h11.Request) -> bool:
 class Protocol(H11Protocol, asyncio.BufferedProtocol):
     """One connection; as a BufferedProtocol it determines how much is read at once.
 
-    Beside asyncio's methods it overrides uvicorn's `on_response_complete`, `send_400_response` and
-    `shutdown`, sets `app`, `conn`, `logger` and `ws_protocol_class`, and reads `cycle`, `loop`, `transport`
-    and `timeout_keep_alive_task`.
+    Beside asyncio's methods it overrides uvicorn's `_should_upgrade`, `handle_websocket_upgrade`,
+    `on_response_complete`, `send_400_response` and `shutdown`, sets `app`, `conn` and `logger`, and reads
+    `cycle`, `loop`, `scope`, `transport` and `timeout_keep_alive_task`.
     """
 
     read_timeout: float
@@ -122,13 +99,11 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         max_head = config.h11_max_incomplete_event_size or MAX_HEAD_BYTES
         self.conn = _Connection(h11.SERVER, max_head)
         self.logger = _uvicorn_logger
-        # Requests to upgrade are served as if they did not ask for it, which HTTP allows.
-        self.ws_protocol_class = None
         self._incoming = bytearray()
-        self._read_timer = _Timer(self.loop, self.read_timeout, self._give_up_reading)
-        self._write_timer = _Timer(self.loop, self.write_timeout, self._check_writing)
-        self._linger_timer = _Timer(self.loop, _LINGER, lambda: self.transport.close())
-        self._num_unsent = 0
+        self._read_timer = Timer(self.loop, self.read_timeout, self._give_up_reading)
+        self._write_timeout = WriteTimeout(self.loop, self.write_timeout)
+        self._linger_timer = Timer(self.loop, _LINGER, lambda: self.transport.close())
+        self._is_upgraded = False
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -146,7 +121,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self.limit.forget(self)
         self._linger_timer.stop()
         self._read_timer.stop()
-        self._write_timer.stop()
+        self._write_timeout.stop()
         super().connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -162,11 +137,27 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
             return
         self.limit.set_idle(self, is_idle=False)
         super().data_received(data)
-        self._watch_reading()
+        if not self._is_upgraded:
+            self._watch_reading()
+
+    def _should_upgrade(self) -> bool:
+        """Return whether a WebSocket is opened; other requests to upgrade are served without it, as HTTP allows."""
+        is_known = (self.scope["method"], self.scope["path"]) == ("GET", _SOCKET_PATH)
+        return is_known and super()._should_upgrade()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to the protocol of WebSockets, which counts it from now on."""
+        self._is_upgraded = True
+        self._read_timer.stop()
+        self._write_timeout.stop()
+        self.limit.forget(self)
+        super().handle_websocket_upgrade(event)
 
     def handle_events(self) -> None:
         """Read on beyond a complete request, up to a limit: uvicorn pauses, and would not see a disconnect."""
         super().handle_events()
+        if self._is_upgraded:
+            return
         if self.conn.their_state in _REQUEST_READ and (ahead := self.conn.trailing_data[0]):
             if len(ahead) > MAX_HEAD_BYTES:
                 self._reject(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -190,11 +181,11 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_writing()
+        self._write_timeout.start(self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._write_timer.stop()
+        self._write_timeout.stop()
 
     def _watch_reading(self) -> None:
         if self._waits_for_client() and not self.transport.is_closing():
@@ -261,18 +252,6 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         with suppress(h11.LocalProtocolError):
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-
-    def _watch_writing(self) -> None:
-        self._num_unsent = self.transport.get_write_buffer_size()
-        self._write_timer.start()
-
-    def _check_writing(self) -> None:
-        """Abort if the client has read nothing since; a slow client gets as long again."""
-        if self.transport.get_write_buffer_size() < self._num_unsent:
-            self._watch_writing()
-        else:
-            logger.debug("a connection is aborted: its client reads nothing")
-            self.transport.abort()
 
 
 def protocol_class(

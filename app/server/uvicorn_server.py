@@ -22,6 +22,7 @@ from app.server.connection_limit import (
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
 from app.server.stop_signals import stop_signals
 from app.server.watchdog import Watchdog
+from app.server.web_socket_protocol import web_socket_class
 from app.server_state import ServerState
 from app.settings import env_name
 
@@ -106,19 +107,24 @@ class Server(uvicorn.Server):
         if max_connections < settings.max_connections:
             line = "at most %d connections: %s has room for no more in %d open files (ulimit -n)"
             logger.warning(line, max_connections, env_name("max_connections"), num_files)
+        limit = ConnectionLimit(
+            max_connections,
+            service.metrics.count_rejection,
+            max_lingering=fitting_lingering(num_files),
+        )
         super().__init__(
             uvicorn.Config(
                 app,
                 http=protocol_class(
                     read_timeout=settings.read_timeout,
                     write_timeout=settings.write_timeout,
-                    limit=ConnectionLimit(
-                        max_connections,
-                        service.metrics.count_rejection,
-                        max_lingering=fitting_lingering(num_files),
-                    ),
+                    limit=limit,
                     unsent=service.unsent,
                 ),
+                ws=web_socket_class(write_timeout=settings.write_timeout, limit=limit),
+                ws_max_size=settings.max_body_bytes,
+                # It costs time and, for each connection, memory.
+                ws_per_message_deflate=False,
                 backlog=fitting_backlog(num_files),
                 loop="asyncio",
                 log_config=None,

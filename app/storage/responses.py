@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import Final
+from typing import Any, Final
 
 from app.storage.database import Database
 
 _FILE: Final = "responses.sqlite"
 
 # A database of another version is dropped: responses are stored for some time only.
-_SCHEMA_VERSION: Final = 4
+_SCHEMA_VERSION: Final = 5
 _SCHEMA: Final = f"""
 DROP TABLE IF EXISTS image_uses;
 DROP TABLE IF EXISTS images;
@@ -30,7 +30,8 @@ CREATE TABLE responses (
     num_bytes INTEGER NOT NULL,
     is_finished INTEGER NOT NULL,
     body TEXT NOT NULL,
-    input TEXT NOT NULL
+    input TEXT NOT NULL,
+    events BLOB
 );
 CREATE INDEX responses_by_age ON responses (owner, created, num_bytes, id);
 CREATE INDEX responses_by_time ON responses (created);
@@ -99,6 +100,7 @@ class StoredResponse:
     input: the list of items that it responds to.
     output: its output items by id, which `body` contains as well.
     images: the URLs of images that `input` names, by their SHA-256 in hexadecimal.
+    events: the events of its stream, compressed, if clients may ask for them again.
     """
 
     body: str
@@ -106,11 +108,13 @@ class StoredResponse:
     is_finished: bool
     output: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    events: bytes | None = None
 
     @property
     def num_bytes(self) -> int:
         """The size of all but the images."""
-        return sum(len(text.encode()) for text in (self.body, self.input, *self.output.values()))
+        texts = (self.body, self.input, *self.output.values())
+        return sum(len(text.encode()) for text in texts) + len(self.events or b"")
 
 
 _DEFAULT_LIMITS: Final = StoreLimits()
@@ -146,9 +150,9 @@ class ResponseStore:
         now = self._clock()
         with self._database.transaction() as database:
             database.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
                 "SET body = excluded.body, num_bytes = excluded.num_bytes, "
-                "is_finished = excluded.is_finished",
+                "is_finished = excluded.is_finished, events = excluded.events",
                 (
                     response_id,
                     owner,
@@ -157,6 +161,7 @@ class ResponseStore:
                     response.is_finished,
                     response.body,
                     response.input,
+                    response.events,
                 ),
             )
             _put_items(database, response_id, response)
@@ -164,7 +169,7 @@ class ResponseStore:
             self._drop_old(database, owner, now)
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """Return a response, without the items of its output."""
+        """Return a response, without the items of its output and its events."""
         with self._database.transaction() as database:
             row = self._find(
                 database,
@@ -181,6 +186,17 @@ class ResponseStore:
                 (response_id,),
             )
             return StoredResponse(row[0], row[1], bool(row[2]), images=dict(images))
+
+    def events(self, owner: str, response_id: str) -> bytes | None:
+        """Return the events of a response; None if it has none."""
+        with self._database.transaction() as database:
+            row = self._find(
+                database,
+                "SELECT events FROM responses WHERE id = ? AND owner = ? AND created >= ?",
+                response_id,
+                owner,
+            )
+        return None if row is None else row[0]
 
     def item(self, owner: str, item_id: str) -> str | None:
         """Return an item of the output of a response."""
@@ -210,9 +226,9 @@ class ResponseStore:
 
     def _find(
         self, database: sqlite3.Connection, query: str, key: str, owner: str
-    ) -> tuple[str, ...] | None:
+    ) -> tuple[Any, ...] | None:
         oldest = self._clock() - self._limits.max_age
-        row: tuple[str, ...] | None = database.execute(query, (key, owner, oldest)).fetchone()
+        row: tuple[Any, ...] | None = database.execute(query, (key, owner, oldest)).fetchone()
         return row
 
 

@@ -80,7 +80,7 @@ class Site:
 
     def __init__(self, server: uvicorn.Server, sock: socket.socket) -> None:
         self.server = server
-        self._address = sock.getsockname()
+        self.address = sock.getsockname()
         self._thread = threading.Thread(target=server.run, args=([sock],))
         self._thread.start()
 
@@ -96,7 +96,7 @@ class Site:
             if receive_buffer is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
             sock.settimeout(LONG)
-            sock.connect(self._address)
+            sock.connect(self.address)
             yield Connection(sock)
 
     def ask(self, data: bytes) -> bytes:

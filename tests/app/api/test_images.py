@@ -11,7 +11,7 @@ from openai.types.responses import ResponseItem
 from PIL import Image
 from pydantic import SecretStr, TypeAdapter
 
-from app.api.openai.responses.input_items import ItemReference, parse_item
+from app.api.openai.responses.input_items import CompactionTrigger, ItemReference, parse_item
 from app.api.openai.responses.stored import stored_input, stored_items
 from app.storage.responses import StoredResponse
 from tests.support.batches import chat_line, records, run
@@ -203,7 +203,7 @@ async def test_an_image_of_a_conversation_is_stored_once() -> None:
 def test_an_image_of_a_host_is_stored_as_its_url() -> None:
     part = input_image("https://example.org/a.png", detail="auto")
     item = parse_item(user(part))
-    assert not isinstance(item, ItemReference)
+    assert not isinstance(item, ItemReference | CompactionTrigger)
     given = stored_input([item])
     assert given.images == {}
     (found,) = stored_items(StoredResponse("{}", given.items, True))

@@ -7,6 +7,7 @@ from typing import Final
 from app.api.openai.responses.input_items import (
     AdditionalToolsItem,
     CallOutputItem,
+    CompactionItem,
     CustomToolCallItem,
     FunctionCallItem,
     InputItem,
@@ -19,17 +20,27 @@ from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.tools import to_tool_choice
 from app.api.unsealer import Unsealer
 from app.http.errors.invalid_requests import InvalidEncryptedContent
+from app.prompts.compaction import REQUEST, summary_message
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, Conversation
 from app.prompts.images.image_marks import Attachment, attachments_in
 from app.storage.seal import ForgedValue, Sealer
 
-# The purpose of sealed values.
+# The purposes of sealed values.
 REASONING: Final = "reasoning"
+SUMMARY: Final = "summary"
 
 
-def to_conversation(body: ResponseRequest, items: Sequence[InputItem]) -> Conversation:
-    """Return the conversation of a request over all items, those of earlier responses included."""
-    turns = [item for item in items if not isinstance(item, AdditionalToolsItem)]
+def to_conversation(
+    body: ResponseRequest, items: Sequence[InputItem], *, compacts: bool = False
+) -> Conversation:
+    """Return the conversation of a request over all items, those of earlier responses included.
+
+    items: none is sealed.
+    compacts: its last turn asks for a summary.
+    """
+    turns = [item for item in items if not isinstance(item, AdditionalToolsItem | CompactionItem)]
+    if compacts:
+        turns.append(MessageItem(role="user", content=REQUEST))
     tools = [tool.spec for tool in all_tools(body.tools, items).values()]
     return Conversation(
         messages=list(_messages(turns, body.instructions)),
@@ -63,7 +74,7 @@ def _content(item: InputItem) -> tuple[str, str]:
 
 
 def unsealed(items: Sequence[InputItem], sealer: Sealer, num_before: int = 0) -> list[InputItem]:
-    """Return the items with the text of sealed reasoning as its content.
+    """Return the items with the text of sealed reasoning as its content, and summaries as messages.
 
     num_before: how many items are of earlier responses; they come first.
 
@@ -71,19 +82,26 @@ def unsealed(items: Sequence[InputItem], sealer: Sealer, num_before: int = 0) ->
         InvalidEncryptedContent: it was not sealed here.
         InvalidRequest: it is too long in all.
     """
-    unsealer = Unsealer(sealer, REASONING)
-    return [_unsealed(item, unsealer, index) for index, item in enumerate(items, -num_before)]
+    reasoning, summaries = Unsealer(sealer, REASONING), Unsealer(sealer, SUMMARY)
+    found: list[InputItem] = []
+    for index, item in enumerate(items, -num_before):
+        if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
+            text = _unsealed(item.encrypted_content, reasoning, index)
+            found.append(item.model_copy(update={"content": text}))
+        elif isinstance(item, CompactionItem):
+            text = _unsealed(item.encrypted_content, summaries, index)
+            found.append(MessageItem(role="user", content=summary_message(text)))
+        else:
+            found.append(item)
+    return found
 
 
-def _unsealed(item: InputItem, unsealer: Unsealer, index: int) -> InputItem:
-    if not isinstance(item, ReasoningItem) or item.encrypted_content is None:
-        return item
+def _unsealed(value: str, unsealer: Unsealer, index: int) -> str:
     try:
-        text = unsealer.unseal(item.encrypted_content)
+        return unsealer.unseal(value)
     except ForgedValue:
         param = "previous_response_id" if index < 0 else f"input.{index}.encrypted_content"
         raise InvalidEncryptedContent(param) from None
-    return item.model_copy(update={"content": text})
 
 
 def _messages(items: Sequence[Turn], instructions: str | None) -> Iterator[ChatMessage]:

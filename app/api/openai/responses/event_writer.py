@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from app.api.openai.logprobs import TokenBytes
 from app.api.openai.responses.open_items import (
     Event,
+    OpenCompaction,
     OpenCustomCall,
     OpenFunctionCall,
     OpenItem,
@@ -27,12 +28,16 @@ class OutputOptions:
     is_summarized: the reasoning is written as a summary instead of content.
     seal: seals reasoning; None leaves out the sealed value.
     token_bytes: returns the bytes of a token; None leaves out log probabilities.
+    generates: whether there is output at all; without it nothing is cut.
+    seal_summary: seals the text, which is the summary of the conversation; None if it is an answer.
     """
 
     tools: Mapping[str, CallableTool] = field(default_factory=dict)
     is_summarized: bool = False
     seal: Callable[[str], str] | None = None
     token_bytes: TokenBytes | None = None
+    generates: bool = True
+    seal_summary: Callable[[str], str] | None = None
 
 
 class OutputWriter:
@@ -66,6 +71,9 @@ class OutputWriter:
 
     def _write(self, event: MessageEvent) -> Iterator[Event]:
         kind = type(event)
+        if self._options.seal_summary is not None:
+            yield from self._summarize(event, self._options.seal_summary)
+            return
         if isinstance(event, ToolCallStart):
             yield from self._begin(self._new_call(event), kind)
             return
@@ -77,6 +85,15 @@ class OutputWriter:
             yield from self._begin(reasoning, kind)
         assert self._open is not None, "arguments follow the start of their call"
         yield from self._number(self._open.add(event.text, self._take_tokens()))
+
+    def _summarize(self, event: MessageEvent, seal: Callable[[str], str]) -> Iterator[Event]:
+        """Add to the summary; the reasoning before it is no part of it."""
+        if not isinstance(event, ContentPiece) or not (self._open or event.text.strip()):
+            return
+        if self._open is None:
+            yield from self._begin(OpenCompaction(seal), type(event))
+        assert self._open is not None, "it was begun"
+        yield from self._open.add(event.text, ())
 
     def _begin(self, item: OpenItem, kind: object) -> Iterator[Event]:
         yield from self._end("completed")

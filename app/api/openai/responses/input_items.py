@@ -204,6 +204,22 @@ class AdditionalToolsItem(_Item):
         return {"id": self.id or new_item_id("at")} | self._own_fields()
 
 
+class CompactionItem(_Item):
+    """A conversation whose summary is sealed."""
+
+    type: Literal["compaction", "compaction_summary"]
+    encrypted_content: Text
+
+    def to_stored(self) -> dict[str, Any]:
+        return {"id": self.id or new_item_id("cmp")} | self._own_fields()
+
+
+class CompactionTrigger(RequestModel):
+    """The end of an input that is to be compacted."""
+
+    type: Literal["compaction_trigger"]
+
+
 class ItemReference(RequestModel):
     """An item of a stored response, by its id."""
 
@@ -212,8 +228,8 @@ class ItemReference(RequestModel):
 
 
 Turn = MessageItem | ReasoningItem | FunctionCallItem | CustomToolCallItem | CallOutputItem
-InputItem = Turn | AdditionalToolsItem
-AnyItem = InputItem | ItemReference
+InputItem = Turn | AdditionalToolsItem | CompactionItem
+AnyItem = InputItem | ItemReference | CompactionTrigger
 
 _KINDS: Final[dict[str, Callable[[Any], AnyItem]]] = {
     "message": MessageItem.model_validate,
@@ -223,6 +239,9 @@ _KINDS: Final[dict[str, Callable[[Any], AnyItem]]] = {
     "function_call_output": CallOutputItem.model_validate,
     "custom_tool_call_output": CallOutputItem.model_validate,
     "additional_tools": AdditionalToolsItem.model_validate,
+    "compaction": CompactionItem.model_validate,
+    "compaction_summary": CompactionItem.model_validate,
+    "compaction_trigger": CompactionTrigger.model_validate,
     "item_reference": ItemReference.model_validate,
 }
 _parse: Final = by_type(_KINDS)

@@ -7,6 +7,7 @@ from app.api.openai.custom_input import CustomInput
 from app.api.openai.logprobs import ChatLogprobs, TokenBytes
 from app.api.openai.responses.input_items import new_item_id
 from app.api.openai.responses.output_items import (
+    Compaction,
     CustomToolCall,
     FunctionCall,
     ItemStatus,
@@ -196,3 +197,26 @@ class OpenCustomCall:
         if text:
             self._pieces.append(text)
             yield "custom_tool_call_input.delta", {"item_id": self._id, "delta": text}
+
+
+class OpenCompaction:
+    """The summary of a conversation, which is sealed when it is whole."""
+
+    def __init__(self, seal: Callable[[str], str]) -> None:
+        self._id = new_item_id("cmp")
+        self._seal = seal
+        self._pieces: list[str] = []
+
+    def item(self, status: ItemStatus) -> Compaction:
+        sealed = "" if status == "in_progress" else self._seal("".join(self._pieces))
+        return Compaction(type="compaction", id=self._id, encrypted_content=sealed)
+
+    def begin(self) -> Iterator[Event]:
+        return iter(())
+
+    def add(self, text: str, tokens: Sequence[TokenWithLogprob]) -> Iterator[Event]:
+        self._pieces.append(text)
+        return iter(())
+
+    def end(self, status: ItemStatus) -> Iterator[Event]:
+        return iter(())

@@ -3,7 +3,7 @@
 Only the fields that are set are sent.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -12,6 +12,7 @@ from app.observability.request_record import TokenUsage
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+UNFINISHED: Final = ("queued", "in_progress")
 
 
 class OutputText(BaseModel):
@@ -69,7 +70,13 @@ class CustomToolCall(BaseModel):
     input: str
 
 
-OutputItem = Message | Reasoning | FunctionCall | CustomToolCall
+class Compaction(BaseModel):
+    type: Literal["compaction"]
+    id: str
+    encrypted_content: str
+
+
+OutputItem = Message | Reasoning | FunctionCall | CustomToolCall | Compaction
 
 
 class InputTokensDetails(BaseModel):

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from app.api.openai.responses.input_items import InputItems, all_tools
 from app.api.openai.responses.tools import ToolChoice, ToolList, check_tool_choice
-from app.api.openai.schemas.prompt_cache import PromptCacheFields
+from app.api.openai.schemas.prompt_cache import PromptCacheFields, ResponseCacheOptions
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
 from app.api.schemas.base import Defaults, RequestModel
@@ -41,8 +41,6 @@ _UNSUPPORTED: Final[Defaults] = {
     "max_completion_tokens": (),
     "messages": (),
     "response_format": (),
-    # A request without output; its response is not documented.
-    "generate": (True,),
 }
 
 _Id = Annotated[Text, Field(min_length=1, max_length=256)]
@@ -162,6 +160,10 @@ class ResponseRequest(PromptCacheFields):
     safety_identifier: Annotated[Text, Field(max_length=1024)] | None = None
     user: Annotated[Text, Field(max_length=1024)] | None = None
     cache_salt: CacheSalt | None = None
+    generate: bool = Field(
+        default=True, description="`false` reads the prompt into the cache, and has no output."
+    )
+    prompt_cache_options: ResponseCacheOptions | None = None
     store: bool = True
     background: bool = False
     stream: bool = False
@@ -185,8 +187,6 @@ class ResponseRequest(PromptCacheFields):
     def _check_together(self) -> Self:
         if self.background and not self.store:
             raise field_error("this needs store: true", "background")
-        if self.background and self.stream:
-            raise field_error("this is not supported together with background", "stream")
         if self.stream_options is not None and not self.stream:
             raise field_error("this needs stream: true", "stream_options")
         return self
@@ -194,6 +194,11 @@ class ResponseRequest(PromptCacheFields):
     @property
     def queue_priority(self) -> Priority:
         return SERVICE_TIERS[self.service_tier]
+
+    @property
+    def generates(self) -> bool:
+        options = self.prompt_cache_options
+        return self.generate and not (options is not None and options.prewarm)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -218,7 +223,7 @@ class ResponseRequest(PromptCacheFields):
             frequency_penalty=self.frequency_penalty,
             seed=self.seed,
             stop=self.stop,
-            max_tokens=self.max_output_tokens,
+            max_tokens=self.max_output_tokens if self.generates else 0,
             logprobs=self.num_logprobs,
             cache_salt=self.cache_salt,
             retention=self.retention(),

@@ -9,9 +9,15 @@ from fastapi import Request
 from pydantic_core import PydanticCustomError
 
 from app.api.openai.logprobs import TokenBytes
-from app.api.openai.responses.conversation import REASONING, attachments, to_conversation, unsealed
+from app.api.openai.responses.conversation import (
+    REASONING,
+    SUMMARY,
+    attachments,
+    to_conversation,
+    unsealed,
+)
 from app.api.openai.responses.event_writer import OutputOptions
-from app.api.openai.responses.input_items import InputItem, all_tools
+from app.api.openai.responses.input_items import CompactionTrigger, InputItem, all_tools
 from app.api.openai.responses.output_items import ResponseObject
 from app.api.openai.responses.request import ENCRYPTED_REASONING, ResponseRequest
 from app.api.openai.responses.stored import OwnResponses
@@ -31,18 +37,17 @@ class ResolvedRequest:
     """A request together with the items of the responses before it.
 
     items: the items of the responses before, and then those of the request.
+    num_before: how many are of responses before.
+    compacts: the conversation is to be summarized.
     tools: the tools that may be called, by the name that the model knows.
     """
 
     body: ResponseRequest
     items: Sequence[InputItem]
+    num_before: int
+    compacts: bool
     tools: Mapping[str, CallableTool]
     sealer: Sealer
-
-    @property
-    def num_before(self) -> int:
-        """How many items are of earlier responses."""
-        return len(self.items) - len(self.body.input)
 
     @property
     def attachments(self) -> Mapping[str, Attachment]:
@@ -55,7 +60,8 @@ class ResolvedRequest:
         Raises:
             InvalidRequest: sealed reasoning is not from here, or too long in all.
         """
-        return to_conversation(self.body, unsealed(self.items, self.sealer, self.num_before))
+        items = unsealed(self.items, self.sealer, self.num_before)
+        return to_conversation(self.body, items, compacts=self.compacts)
 
     def prepare(self, model: ModelInfo, attached: Mapping[str, Attached]) -> PreparedChat:
         """Return the prompt and the form of the output.
@@ -68,9 +74,10 @@ class ResolvedRequest:
         return prepare_chat(
             model,
             self.conversation(),
-            grammar=self.body.text.format.grammar(),
+            grammar=None if self.compacts else self.body.text.format.grammar(),
             truncation=self.body.prompt_truncation(),
             attached=attached,
+            may_call=not self.compacts,
         )
 
     def output_options(self, token_bytes: TokenBytes) -> OutputOptions:
@@ -82,6 +89,8 @@ class ResolvedRequest:
             if ENCRYPTED_REASONING in body.include
             else None,
             token_bytes=None if body.num_logprobs is None else token_bytes,
+            generates=body.generates,
+            seal_summary=partial(self.sealer.seal, SUMMARY) if self.compacts else None,
         )
 
 
@@ -91,13 +100,17 @@ async def resolve(request: Request, body: ResponseRequest) -> ResolvedRequest:
     Raises:
         RequestError: a response or an item that it names does not exist, or the choice names no tool.
     """
-    items = await OwnResponses(request).resolved(body.previous_response_id, body.input)
+    given = body.input
+    compacts = bool(given) and isinstance(given[-1], CompactionTrigger)
+    given = given[:-1] if compacts else given
+    items = await OwnResponses(request).resolved(body.previous_response_id, given)
     tools = all_tools(body.tools, items)
     try:
         check_tool_choice(tools, body.tool_choice)
     except PydanticCustomError as error:
         raise InvalidRequest("tool_choice", error.message()) from None
-    return ResolvedRequest(body, items, tools, server_state(request).sealer)
+    num_before, sealer = len(items) - len(given), server_state(request).sealer
+    return ResolvedRequest(body, items, num_before, compacts, tools, sealer)
 
 
 def new_response(body: ResponseRequest, job: GenerationJob) -> ResponseObject:

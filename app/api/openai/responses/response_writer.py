@@ -11,6 +11,7 @@ from sse_starlette import ServerSentEvent
 from app.api.openai.responses.event_writer import OutputOptions, OutputWriter
 from app.api.openai.responses.open_items import Event
 from app.api.openai.responses.output_items import (
+    UNFINISHED,
     IncompleteDetails,
     ResponseError,
     ResponseObject,
@@ -22,6 +23,7 @@ from app.generation.choice import Delta
 from app.generation.generation import GenerationSummary
 from batching import FinishReason
 
+_NO_SUMMARY: Final = "the model wrote no summary"
 # Longer events are written by another thread.
 _LONG_BYTES: Final = 64 << 10
 
@@ -44,20 +46,29 @@ class ResponseWriter:
         echoed = to_json([response.tools, response.text, response.metadata])
         self._num_echoed = len(response.instructions or "") + len(echoed)
         self._num_events = 0
+        self._generates = options.generates
+        self._is_summary = options.seal_summary is not None
         self._is_cut = False
 
     def begin(self) -> Sequence[Event]:
+        if self.response.status == "queued":
+            queued = {"response": self.response.model_copy()}
+            begun: list[Event] = [("created", queued), ("queued", queued)]
+        else:
+            begun = [self._lifecycle("created")]
         self.response.status = "in_progress"
-        return [self._lifecycle("created"), self._lifecycle("in_progress")]
+        return [*begun, self._lifecycle("in_progress")]
 
     def feed(self, delta: Delta) -> Sequence[Event]:
-        self._is_cut |= delta.finish_reason is FinishReason.LENGTH
+        self._is_cut |= self._generates and delta.finish_reason is FinishReason.LENGTH
         return list(self._output.feed(delta))
 
     def end(self, summary: GenerationSummary) -> Sequence[Event]:
         """Complete the response, or end it as incomplete if its last item was cut."""
-        self._finish("incomplete" if self._is_cut else "completed")
         self.response.usage = ResponseUsage.of(summary.usage)
+        if self._is_summary and not self._output.items:
+            return self.fail(ResponseError(code="server_error", message=_NO_SUMMARY))
+        self._finish("incomplete" if self._is_cut else "completed")
         if self._is_cut:
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         else:
@@ -83,10 +94,13 @@ class ResponseWriter:
         """Write events as JSON, also in another thread."""
         return [EncodedEvent(kind, _members(fields)) for kind, fields in events]
 
-    def frames(self, events: Sequence[EncodedEvent]) -> bytes:
+    @property
+    def is_finished(self) -> bool:
+        return self.response.status not in UNFINISHED
+
+    def frames(self, events: Sequence[EncodedEvent]) -> list[bytes]:
         """Return the frames of a stream, numbered."""
-        numbered = map(self._numbered, events)
-        return b"".join(b"event: %b\ndata: %b\n\n" % each for each in numbered)
+        return [b"event: %b\ndata: %b\n\n" % self._numbered(event) for event in events]
 
     def ping(self) -> ServerSentEvent:
         """Return an event that says only that the response is still in progress."""

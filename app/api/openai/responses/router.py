@@ -5,17 +5,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Literal
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from app.admission.admitted_request import AdmittedRequest
 from app.api.attachments import attached_to
-from app.api.openai.responses.input_items import new_item_id
+from app.api.openai.responses.compaction import CompactedResponse, compacted
+from app.api.openai.responses.input_items import CompactionTrigger, new_item_id
 from app.api.openai.responses.output_items import ResponseObject
 from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.resolved_request import ResolvedRequest, new_response, resolve
 from app.api.openai.responses.response_writer import ResponseWriter
 from app.api.openai.responses.run import ResponseRun, Save
-from app.api.openai.responses.stored import OwnResponses, stored_input
+from app.api.openai.responses.stored import LATEST, OwnResponses, stored_input
 from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, client_of, engine_for, prepared, take_ticket
 from app.generation.submit import submit
@@ -40,40 +42,51 @@ _PARAMS: Final = {
 }
 
 
-@router.get("/v1/responses", include_in_schema=False)
-async def refuse_upgrade(request: Request) -> Response:
-    """Say that there are no WebSockets here; clients that look for one go on with POST."""
-    if request.headers.get("upgrade", "").lower() == "websocket":
-        headers = {"Upgrade": "HTTP/1.1"}
-        raise HTTPException(426, "WebSockets are not supported; use POST", headers)
-    raise HTTPException(405, headers={"Allow": "POST"})
-
-
 @router.post("/v1/responses", response_model=ResponseObject, responses=EVENT_RESPONSES)
 async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Respond to items of input; with `stream: true` as server-sent events."""
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
-        engine = await engine_for(request, body.model, is_streamed=body.stream)
-        with _own_names():
-            resolved = await resolve(request, body)
-            attached = await attached_to(request, engine.model, resolved.attachments)
-            chat = await prepared(request, partial(resolved.prepare, engine.model, attached))
-            job = await build_job_async(
-                request,
-                engine,
-                [chat.prompt.token_ids],
-                body.to_generation_params(),
-                completion_id=new_item_id("resp"),
-                output=chat.output,
-                images=chat.prompt.images,
-            )
-            generation = await submit(engine, job, admitted)
+        run, _ = await _begin(request, body, admitted)
+    if body.background:
+        return await run.detached(request, is_streamed=body.stream)
+    return run.stream(request) if body.stream else await run.whole(request)
+
+
+async def _begin(
+    request: Request, body: ResponseRequest, admitted: AdmittedRequest
+) -> tuple[ResponseRun, ResolvedRequest]:
+    """Begin to generate a response."""
+    # A WebSocket is kept alive without comments.
+    has_comments = body.stream and LATEST not in request.scope["state"]
+    engine = await engine_for(request, body.model, is_streamed=has_comments)
+    with _own_names():
+        resolved = await resolve(request, body)
+        attached = await attached_to(request, engine.model, resolved.attachments)
+        chat = await prepared(request, partial(resolved.prepare, engine.model, attached))
+        job = await build_job_async(
+            request,
+            engine,
+            [chat.prompt.token_ids],
+            body.to_generation_params(),
+            completion_id=new_item_id("resp"),
+            output=chat.output,
+            images=chat.prompt.images,
+        )
+        generation = await submit(engine, job, admitted)
     options = resolved.output_options(engine.grammars.token_bytes)
     writer = ResponseWriter(new_response(body, job), options)
-    run = ResponseRun(generation, writer, _save(request, resolved))
-    if body.background:
-        return await run.detached(request)
-    return run.stream(request) if body.stream else await run.whole(request)
+    return ResponseRun(generation, writer, _save(request, resolved)), resolved
+
+
+@router.post("/v1/responses/compact", response_model=CompactedResponse)
+async def compact_conversation(body: ResponseRequest, request: Request) -> Response:
+    """Return the messages of the user, and a summary of the whole conversation that is sealed."""
+    async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
+        given = [item for item in body.input if not isinstance(item, CompactionTrigger)]
+        trigger = CompactionTrigger(type="compaction_trigger")
+        asked = {"input": [*given, trigger], "store": False, "background": False, "stream": False}
+        run, resolved = await _begin(request, body.model_copy(update=asked), admitted)
+    return await run.whole(request, partial(compacted, resolved.items))
 
 
 @router.post("/v1/responses/input_tokens")
@@ -113,11 +126,6 @@ def _save(request: Request, resolved: ResolvedRequest) -> Save:
     """
     body = resolved.body
     is_line = client_of(request).is_batch and "store" not in body.model_fields_set
-    if is_line or not body.store:
-        return _forget
-    input_items = partial(stored_input, resolved.items)
-    return partial(OwnResponses(request).put, input_items=input_items)
-
-
-async def _forget(response: ResponseObject) -> None:
-    """Keep nothing."""
+    own = OwnResponses(request)
+    keep = own.remember if is_line or not body.store else own.put
+    return partial(keep, input_items=partial(stored_input, resolved.items))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -12,22 +13,24 @@ from pydantic import ValidationError
 
 from app.api.openai.responses.input_items import (
     AnyItem,
+    CompactionTrigger,
     InputItem,
     ItemReference,
     ReasoningItem,
     parse_item,
 )
-from app.api.openai.responses.output_items import ResponseObject
+from app.api.openai.responses.output_items import UNFINISHED, ResponseObject
 from app.api.schemas.fields import MAX_MESSAGES
 from app.api.serving import client_of, prepared
 from app.http.errors.invalid_requests import ItemNotFound, PreviousResponseNotFound
 from app.http.errors.rejections import NotFound
+from app.http.event_log import EventLog
+from app.prompts.conversation import SYSTEM_ROLES
 from app.server_state import server_state
 from app.storage.in_thread import in_thread
 from app.storage.responses import ResponseStore, StoredResponse
 from batching import InvalidRequest
 
-_UNFINISHED: Final = ("queued", "in_progress")
 # An image that is stored apart is an object with its digest, where a client has the text of a URL.
 _DIGEST: Final = "sha256"
 _DATA: Final = "data:"
@@ -42,18 +45,38 @@ class StoredInput(NamedTuple):
     images: Mapping[str, str]
 
 
+@dataclass(slots=True)
+class LatestResponse:
+    """The latest response of a WebSocket, which goes on from it even if it is not stored."""
+
+    response_id: str = ""
+    stored: StoredResponse | None = None
+
+
+# In the state of a request: where it comes over a WebSocket, its LatestResponse.
+LATEST: Final = "latest_response"
+
+
 class OwnResponses:
     """The responses that the client of a request may see."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._store = server_state(request).storage.responses
+        self._latest: LatestResponse | None = request.scope["state"].get(LATEST)
         self._owner = client_of(request).key_digest
         self._max_characters = server_state(request).settings.max_body_bytes
 
-    async def put(self, response: ResponseObject, input_items: Callable[[], StoredInput]) -> None:
+    async def put(
+        self,
+        response: ResponseObject,
+        log: EventLog | None = None,
+        *,
+        input_items: Callable[[], StoredInput],
+    ) -> None:
         """Add or update a response, to the end also if the caller's task is cancelled meanwhile.
 
+        log: its events, if clients may follow them again.
         input_items: the list of what it responds to; called in a worker thread.
 
         Raises:
@@ -61,15 +84,23 @@ class OwnResponses:
         """
 
         def put() -> None:
-            body = response.model_dump_json(exclude_unset=True)
-            is_finished = response.status not in _UNFINISHED
-            items = {item.id: item.model_dump_json(exclude_unset=True) for item in response.output}
-            given = input_items()
-            stored = StoredResponse(body, given.items, is_finished, items, given.images)
+            stored = _to_store(response, log, input_items())
             self._store.put(self._owner, response.id, stored)
 
         # To its end: the response of a cancelled task must not be replaced by this one later.
         await in_thread(put)
+
+    async def remember(
+        self,
+        response: ResponseObject,
+        log: EventLog | None = None,
+        *,
+        input_items: Callable[[], StoredInput],
+    ) -> None:
+        """Keep a response that is not to be stored, for as long as the WebSocket is open and has no other."""
+        if self._latest is not None:
+            stored = await in_thread(lambda: _to_store(response, log, input_items()))
+            self._latest.response_id, self._latest.stored = response.id, stored
 
     async def get(self, response_id: str) -> StoredResponse:
         """Return a response.
@@ -85,6 +116,15 @@ class OwnResponses:
             raise NotFound(f"Response with id '{response_id}' not found.")
         return stored
 
+    async def events(self, response_id: str) -> EventLog | None:
+        """Return the events of a finished response; None if they were not kept."""
+
+        def read() -> EventLog | None:
+            packed = self._store.events(self._owner, response_id)
+            return None if packed is None else EventLog.unpacked(packed)
+
+        return await prepared(self._request, read)
+
     async def delete(self, response_id: str) -> None:
         await in_thread(partial(self._store.delete, self._owner, response_id))
 
@@ -98,7 +138,7 @@ class OwnResponses:
         """
 
         def resolve() -> list[InputItem]:
-            resolver = _Resolver(self._store, self._owner, self._max_characters)
+            resolver = _Resolver(self._store, self._owner, self._max_characters, self._latest)
             return resolver.resolved(previous_id, items)
 
         return await prepared(self._request, resolve)
@@ -110,8 +150,15 @@ class _Resolver:
     max_characters: the most characters of JSON that may come out of the store.
     """
 
-    def __init__(self, store: ResponseStore, owner: str, max_characters: int) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        owner: str,
+        max_characters: int,
+        latest: LatestResponse | None = None,
+    ) -> None:
         self._store = store
+        self._latest = latest or LatestResponse()
         self._owner = owner
         self._max_characters = max_characters
         self._num_characters = 0
@@ -124,18 +171,26 @@ class _Resolver:
             raise InvalidRequest("input", message)
         resolved = [_reread(item, "previous_response_id") for item in history]
         for index, item in enumerate(items):
+            if isinstance(item, CompactionTrigger):
+                raise InvalidRequest(f"input.{index}", "it must be the last item")
             known = self._item(index, item.id) if isinstance(item, ItemReference) else item
             resolved.append(known)
         return resolved
 
     def _history(self, response_id: str) -> list[Item]:
-        stored = self._store.get(self._owner, response_id)
+        if response_id == self._latest.response_id:
+            stored = self._latest.stored
+        else:
+            stored = self._store.get(self._owner, response_id)
         if stored is None:
             raise PreviousResponseNotFound(response_id)
         if not stored.is_finished:
             raise InvalidRequest("previous_response_id", "this response is not finished")
         output = json.loads(stored.body)["output"]
         items = stored_items(stored)
+        if any(item["type"] == "compaction" for item in output):
+            # Its summary stands for all but what the model is told.
+            items = [item for item in items if item.get("role") in SYSTEM_ROLES]
         num_in_images = sum(len(part["image_url"]) for part in _parts_with_urls(items))
         self._count(len(stored.input) + num_in_images + len(json.dumps(output)))
         return [*items, *output]
@@ -169,10 +224,18 @@ def _reread(stored: dict[str, Any], param: str) -> InputItem:
         field = ".".join(map(str, first["loc"]))
         message = f"the stored {stored['type']} cannot be continued: {field}: {first['msg']}"
         raise InvalidRequest(param, message) from None
-    assert not isinstance(item, ItemReference), "what is stored is resolved"
+    assert not isinstance(item, ItemReference | CompactionTrigger), "what is stored is resolved"
     if isinstance(item, ReasoningItem) and (item.content or item.summary):
         return item.model_copy(update={"encrypted_content": None})
     return item
+
+
+def _to_store(response: ResponseObject, log: EventLog | None, given: StoredInput) -> StoredResponse:
+    body = response.model_dump_json(exclude_unset=True)
+    is_finished = response.status not in UNFINISHED
+    items = {item.id: item.model_dump_json(exclude_unset=True) for item in response.output}
+    events = None if log is None else log.packed()
+    return StoredResponse(body, given.items, is_finished, items, given.images, events)
 
 
 def stored_input(items: Iterable[InputItem]) -> StoredInput:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -13,8 +13,10 @@ from pydantic import BaseModel
 from app.api.openai.responses.output_items import ResponseError, ResponseObject
 from app.api.openai.responses.stored import OwnResponses, StoredInput, stored_items
 from app.api.schemas.errors import ERROR_RESPONSES
+from app.api.schemas.fields import INT32_MAX
 from app.api.serving import prepared, written
-from app.server_state import server_state
+from app.api.sse import EventStream
+from app.server_state import DetachedResponse, server_state
 from batching import InvalidRequest
 
 router = APIRouter(prefix="/v1/responses/{response_id}", responses=ERROR_RESPONSES)
@@ -40,13 +42,18 @@ class InputItemList(BaseModel):
 
 @router.get("", response_model=ResponseObject)
 async def retrieve_response(
-    response_id: str, request: Request, stream: Annotated[bool, Query()] = False
+    response_id: str,
+    request: Request,
+    stream: Annotated[bool, Query()] = False,
+    starting_after: Annotated[int | None, Query(ge=0, le=INT32_MAX)] = None,
 ) -> Response:
-    """Return a stored response, finished or not."""
-    response = await _current(request, response_id)
+    """Return a stored response, finished or not, or the events of one that was streamed in the background."""
     if stream:
-        raise InvalidRequest("stream", "a stored response is not streamed")
-    return response
+        start = 0 if starting_after is None else starting_after + 1
+        return await _followed(request, response_id, start)
+    if starting_after is not None:
+        raise InvalidRequest("starting_after", "this needs stream=true")
+    return await _current(request, response_id)
 
 
 @router.delete("", response_model=DeletedResponse)
@@ -71,12 +78,13 @@ async def cancel_response(response_id: str, request: Request) -> Response:
         raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")
     # A response that is ended is stored as cancelled, even if the client leaves meanwhile.
     with anyio.CancelScope(shield=True):
-        if await _stop(request, response_id):
+        if (stopped := await _stop(request, response_id)) is not None:
             stored = await own.get(response_id)
             if not stored.is_finished:
                 response = ResponseObject.model_validate_json(stored.body)
                 response.status = "cancelled"
-                await own.put(response, partial(StoredInput, stored.input, stored.images))
+                given = partial(StoredInput, stored.input, stored.images)
+                await own.put(response, stopped.events, input_items=given)
     return await _current(request, response_id)
 
 
@@ -114,6 +122,40 @@ def _after(items: Sequence[dict[str, Any]], after: str | None) -> Sequence[dict[
     raise InvalidRequest("after", "there is no item with this id")
 
 
+async def _followed(request: Request, response_id: str, start: int) -> Response:
+    """Return the events of a response from a number on.
+
+    Raises:
+        NotFound: the client has none with this id.
+        InvalidRequest: it was not made with `background` and `stream`.
+    """
+    # Looked up first: work that ends while the response is read is not lost.
+    work = server_state(request).detached.get(response_id)
+    own = OwnResponses(request)
+    stored = await own.get(response_id)
+    log = await own.events(response_id) if work is None else work.events
+    if log is not None:
+        return EventStream(log.follow(start))
+    if work is None and not stored.is_finished:
+        return EventStream(_lost_events(stored.body, start))
+    raise InvalidRequest("stream", "this response was not made with background and stream")
+
+
+async def _lost_events(body: str, number: int) -> AsyncIterator[bytes]:
+    """Yield the last event of a response that was lost with its server."""
+    response = _lost_response(body).model_dump(mode="json", exclude_unset=True)
+    name = "response.failed"
+    event = {"type": name, "sequence_number": number, "response": response}
+    yield f"event: {name}\ndata: {json.dumps(event)}\n\n".encode()
+
+
+def _lost_response(body: str) -> ResponseObject:
+    response = ResponseObject.model_validate_json(body)
+    response.status = "failed"
+    response.error = ResponseError(code="server_error", message=_LOST)
+    return response
+
+
 async def _current(request: Request, response_id: str) -> Response:
     """Return a response; an unfinished one that nothing works on was lost with its server.
 
@@ -128,18 +170,14 @@ async def _current(request: Request, response_id: str) -> Response:
         stored = own.read(response_id)
         if stored.is_finished or is_worked_on:
             return stored.body
-        response = ResponseObject.model_validate_json(stored.body)
-        response.status = "failed"
-        response.error = ResponseError(code="server_error", message=_LOST)
-        return response.model_dump_json(exclude_unset=True)
+        return _lost_response(stored.body).model_dump_json(exclude_unset=True)
 
     return Response(await written(request, read), media_type="application/json")
 
 
-async def _stop(request: Request, response_id: str) -> bool:
-    """End the work on a response and wait for that; return False if there is none."""
-    if (task := server_state(request).detached.get(response_id)) is None:
-        return False
-    task.cancel()
-    await asyncio.wait([task])
-    return True
+async def _stop(request: Request, response_id: str) -> DetachedResponse | None:
+    """End the work on a response, wait for that and return it; None if there is none."""
+    if (work := server_state(request).detached.get(response_id)) is not None:
+        work.task.cancel()
+        await asyncio.wait([work.task])
+    return work

@@ -25,6 +25,12 @@ class PromptCacheOptions(RequestModel):
     ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
 
 
+class ResponseCacheOptions(PromptCacheOptions):
+    defaults: ClassVar[Defaults] = {}
+
+    prewarm: bool = Field(default=False, description="As `generate: false`.")
+
+
 class PromptCacheFields(RequestModel):
     prompt_cache_key: Annotated[Text, Field(max_length=1024)] | None = Field(
         default=None,

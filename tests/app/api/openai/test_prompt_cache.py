@@ -127,7 +127,7 @@ async def test_a_prompt_that_must_not_be_cached_is_not_retained() -> None:
         ({"prompt_cache_key": "k" * 1025}, "prompt_cache_key"),
         ({"prompt_cache_retention": "48h"}, "prompt_cache_retention"),
         ({"prompt_cache_options": {"ttl": "2d"}}, "prompt_cache_options.ttl"),
-        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"prompt_cache_options": {"prewarm": "yes"}}, "prompt_cache_options.prewarm"),
     ],
 )
 @pytest.mark.parametrize("api", APIS)
@@ -140,3 +140,14 @@ async def test_what_cannot_be_asked_for_is_refused(
         response = await server.post(f"/v1/{api}", {named: body[named]} | fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+async def test_only_a_response_may_have_no_output() -> None:
+    options = {"prompt_cache_options": {"prewarm": True}}
+    async with served() as server:
+        refused = [await server.chat(**options), await server.complete(**options)]
+        warm = await server.post("/v1/responses", {"input": "Hi"} | options)
+    assert [each.json()["error"]["param"] for each in refused] == 2 * [
+        "prompt_cache_options.prewarm"
+    ]
+    assert (warm.json()["status"], warm.json()["output"]) == ("completed", [])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.server_state import DetachedResponse
 from app.storage.responses import ResponseStore, StoredResponse
 from app.storage.storage import Storage
 from tests.support.responses import PATH, checked_response, respond, response
@@ -30,7 +31,9 @@ async def current(server: Served, response_id: str) -> dict[str, Any]:
 
 async def finished(server: Served, response_id: str) -> dict[str, Any]:
     """Wait for the work on a response, and return what is stored of it."""
-    await asyncio.gather(*server.service.detached.values(), return_exceptions=True)
+    await asyncio.gather(
+        *(each.task for each in server.service.detached.values()), return_exceptions=True
+    )
     return await current(server, response_id)
 
 
@@ -104,7 +107,7 @@ async def test_only_a_response_in_the_background_is_cancelled() -> None:
     assert late.json() == done
 
 
-class NoticedTasks(dict[str, asyncio.Task[None]]):
+class NoticedTasks(dict[str, DetachedResponse]):
     """Sets an event when one of its tasks is about to be ended."""
 
     def __init__(self) -> None:
@@ -137,7 +140,7 @@ async def test_a_response_that_ends_while_it_is_cancelled_stays_as_it_is(
     assert cancelled.json()["status"] == "completed"
 
 
-class EndingTasks(dict[str, asyncio.Task[None]]):
+class EndingTasks(dict[str, DetachedResponse]):
     """Sets an event when one of its tasks has ended."""
 
     def __init__(self) -> None:
