@@ -56,16 +56,21 @@ SAID: Final = {
 
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize(
-    ("message", "event"),
-    [(Message, RawMessageStreamEvent), (BetaMessage, BetaRawMessageStreamEvent)],
+    ("query", "message", "event"),
+    [
+        ("", Message, RawMessageStreamEvent),
+        ("?beta=true", BetaMessage, BetaRawMessageStreamEvent),
+    ],
     ids=["", "beta"],
 )
 async def test_messages_and_events_have_the_types_of_the_sdk(
-    message: Any, event: Any, said: str
+    query: str, message: Any, event: Any, said: str
 ) -> None:
+    body = {"model": MODEL_ID, "max_tokens": 200, "messages": [USER], "tools": [ADD]}
+    path = f"/v1/messages{query}"
     async with served(SAID[said], tokenizer=Thinking()) as server:
-        whole = (await server.message(tools=[ADD])).json()
-        streamed = events((await server.message(tools=[ADD], stream=True)).text)
+        whole = (await server.post(path, body)).json()
+        streamed = events((await server.post(path, body | {"stream": True})).text)
     check_shape(whole, message)
     # The client's types leave out the event that keeps a stream alive.
     assert [e for e in streamed if e["type"] == "ping"] == [{"type": "ping"}]
@@ -82,11 +87,13 @@ async def test_errors_and_counts_have_the_types_of_the_sdk() -> None:
             (await server.message()).json(),
             events((await server.message(stream=True)).text)[-1],
         ]
-        count = (await server.post("/v1/messages/count_tokens", {"messages": [USER]})).json()
+        path, body = "/v1/messages/count_tokens", {"messages": [USER]}
+        count = (await server.post(path, body)).json()
+        beta_count = (await server.post(f"{path}?beta=true", body)).json()
     for error in errors:
         check_shape(error, ErrorResponse)
     check_shape(count, MessageTokensCount)
-    check_shape(count, BetaMessageTokensCount)
+    check_shape(beta_count, BetaMessageTokensCount)
 
 
 async def test_a_conversation_with_thinking_and_a_tool_comes_back_as_the_client_has_it() -> None:
