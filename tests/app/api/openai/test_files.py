@@ -90,8 +90,8 @@ async def test_files_are_listed_in_pages() -> None:
         assert (await server.client.get(FILES)).json() == {
             "object": "list",
             "data": [],
-            "first_id": None,
-            "last_id": None,
+            "first_id": "",
+            "last_id": "",
             "has_more": False,
         }
         ids = [(await upload(server, [{}]))["id"] for _ in range(5)]
