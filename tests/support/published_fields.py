@@ -83,7 +83,8 @@ REQUIRED: Final[dict[type[BaseModel], str]] = {
     a.ToolUseBlock: "caller",
     b.BetaToolUseBlock: "caller",
     b.BetaMessageTokensCount: "context_management",
-    a.ModelInfo: "capabilities max_input_tokens max_tokens",
+    a.ModelInfo: "capabilities deprecated_at line max_input_tokens max_tokens retires_at",
+    o.ErrorObject: "code param",
     a.shared.ErrorResponse: "request_id",
 }
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import anthropic
 import httpx2
 import pytest
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 from anthropic.types.beta import BetaMessage, BetaMessageTokensCount, BetaRawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import BaseModel, SecretStr
@@ -187,8 +187,13 @@ async def test_models_are_those_of_the_client() -> None:
     async with served(model_ids=(MODEL_ID, "other")) as server, client_of(server) as client:
         listed = [model async for model in client.models.list(limit=1)]
         one = await client.models.retrieve("other")
+        version = {"anthropic-version": "2023-06-01"}
+        page = (await server.client.get("/v1/models", headers=version)).json()
         with pytest.raises(anthropic.NotFoundError, match="'gone' does not exist here") as caught:
             await client.models.retrieve("gone")
+    for model in page["data"]:
+        check_shape(model, ModelInfo)
+    assert page.keys() == {"data", "has_more", "first_id", "last_id"}
     assert [model.id for model in listed] == [MODEL_ID, "other"]
     assert (one.type, one.display_name, one.lifecycle) == ("model", "other", "active")
     assert one.created_at == listed[1].created_at
