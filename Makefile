@@ -3,6 +3,7 @@
 # make test-all    run all tests that this machine can, those of the next lines too: before a release
 # make test-slow   run the tests that build or measure, those of a second real model, and what make test samples
 # make test-clients   run the tests of clients that need an environment of their own, .venv-clients
+# make test-conformance   hold objects and events to the OpenAPI documents of three APIs, in .venv-conformance
 # make test-images   train a tiny model that sees, in build/seeing, and ask it about pictures over HTTP
 # make test-agents   run coding agents and SDKs of npm and PyPI against a scripted model, in build/agents
 # make test-web   run the tests of the page in Chromium, which the system has, in an environment of their own, .venv-web
@@ -40,6 +41,7 @@ endif
 VENV := .venv$(if $(filter cuda,$(DEVICE)),-cuda)
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+CONFORMANCE := .venv-conformance
 WEB := .venv-web
 AGENTS := build/agents
 DOCS := .venv-docs
@@ -62,7 +64,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-all test-slow test-images test-clients test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
+.PHONY: serve test test-all test-slow test-images test-clients test-conformance test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
   gpu-check docs lock clean test-kernels test-native test-native-changed $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
@@ -80,7 +82,7 @@ else
 endif
 
 # All that this machine has the programs for; also what follows one that fails, and then make fails.
-ALL_TESTS := check docs test test-slow test-images test-clients $(if $(shell command -v "$${CXX:-c++}" 2>&1),test-native test-kernels) \
+ALL_TESTS := check docs test test-slow test-images test-clients test-conformance $(if $(shell command -v "$${CXX:-c++}" 2>&1),test-native test-kernels) \
   $(if $(shell command -v npm 2>&1),test-agents) $(if $(shell command -v chromium 2>&1),test-web)
 test-all:
 	$(MAKE) --keep-going COVERAGE=true $(ALL_TESTS)
@@ -90,6 +92,9 @@ test-slow: $(VENV)/.dev $(VENV)/.gemma
 
 test-clients: $(VENV)/.native $(CLIENTS)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients
+
+test-conformance: $(VENV)/.native $(CONFORMANCE)/.installed
+	SERVER_PYTHON=$(abspath $(BIN)/python) $(CONFORMANCE)/bin/python -m pytest tests/conformance
 
 test-web: $(VENV)/.native $(WEB)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(WEB)/bin/python -m pytest tests/web
@@ -219,7 +224,7 @@ $(VENV)/.fuzz: $(VENV)/.dev requirements/fuzz.txt
 	  echo "inputs are changed blindly: atheris could not be installed"
 	@touch $@
 
-$(CLIENTS)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
+$(CLIENTS)/.installed $(CONFORMANCE)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(call install,$(@D),-r requirements/$*.txt)
 	@touch $@
@@ -233,7 +238,7 @@ $(AGENTS)/.installed: requirements/agents.txt tests/agents/package.json
 	@touch $@
 
 # The default lock constrains two others, so that every environment agrees on what they share;
-# the environments of the clients, of the page's tests, of the site, of GuideLLM and of the kernels' compilers
+# the environments of the clients, of the published documents, of the page's tests, of the site, of GuideLLM and of the kernels' compilers
 # share nothing with them.  Each file has the hashes of all its packages' files, which pip then insists on.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-strip-extras --no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
@@ -249,6 +254,7 @@ lock: $(VENV)/.python
 	$(COMPILE) --group vision --no-deps -o requirements/vision.txt
 	$(COMPILE) --group gemma --no-deps -o requirements/gemma.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
+	$(COMPILE) --group conformance -o requirements/conformance.txt
 	$(COMPILE) --group agents -o requirements/agents.txt
 	$(COMPILE) --group web -o requirements/web.txt
 	$(COMPILE) --group docs -o requirements/docs.txt
@@ -256,4 +262,4 @@ lock: $(VENV)/.python
 	$(COMPILE) --group kernels -o requirements/kernels.txt
 
 clean:
-	rm -rf .venv .venv-cuda .venv-clients .venv-web .venv-docs .venv-guidellm .venv-kernels build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients .venv-conformance .venv-web .venv-docs .venv-guidellm .venv-kernels build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

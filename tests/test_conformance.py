@@ -97,6 +97,7 @@ def test_chat_answers_have_openais_shape(server: Server, fields: dict[str, Any])
     response = post(server, "/v1/chat/completions", **body)
     assert response.status_code == 200, response.text
     answer: ChatCompletion = check_shape(response.json(), ChatCompletion)
+    assert answer.service_tier == fields.get("service_tier", "default")
     assert len(answer.choices) == fields.get("n", 1)
     chunks = chat_chunks(server, stream_options={"include_usage": True}, **body)
     assert chunks[-1].usage is not None

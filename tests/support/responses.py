@@ -42,16 +42,9 @@ def events_in(text: str) -> list[dict[str, Any]]:
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         assert event["sequence_number"] == number
-        check_shape(_in_types_of_now(event), ResponseStreamEvent)
+        check_shape(event, ResponseStreamEvent)
         events.append(event)
     return events
-
-
-def _in_types_of_now(event: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the one field that only older versions of the SDK's types have."""
-    if event["type"] != "response.function_call_arguments.done":
-        return event
-    return {key: value for key, value in event.items() if key != "name"}
 
 
 def checked_response(answer: dict[str, Any]) -> dict[str, Any]:

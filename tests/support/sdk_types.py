@@ -1,26 +1,35 @@
 """Holds responses to the types of a client's package: nothing unknown, nothing missing."""
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from tests.support.published_fields import REQUIRED, UNKNOWN_TO_SDK
 
-def unknown_fields(model: BaseModel) -> set[str]:
-    """Return what a response has that the client's types do not know."""
-    found = set(model.model_extra or {})
-    for value in dict(model).values():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, BaseModel):
-                found |= unknown_fields(each)
-    return found
+
+def faults(value: Any) -> Iterator[str]:
+    """Yield each field that the client's types do not know, and each that the API has always and is not there."""
+    if isinstance(value, list):
+        for each in value:
+            yield from faults(each)
+    elif isinstance(value, BaseModel):
+        kind = type(value)
+        for name in set(value.model_extra or {}) - UNKNOWN_TO_SDK.get(kind, set()):
+            yield f"{kind.__name__}.{name} is unknown"
+        for name in set(REQUIRED.get(kind, "").split()) - value.model_fields_set:
+            yield f"{kind.__name__}.{name} is missing"
+        for _, each in value:
+            yield from faults(each)
 
 
 def check_shape(raw: Any, kind: Any) -> Any:
     """Validate strictly what the client itself only constructs."""
     value = _validator_of(kind).validate_json(json.dumps(raw), strict=True)
-    assert not unknown_fields(value)
+    found = sorted(faults(value))
+    assert not found, found
     return value
 
 

@@ -1,6 +1,6 @@
 """`/v1/messages`: the response, and the errors.
 
-Only the fields that are set are sent.
+What has no meaning here has the value that Anthropic documents for that, which is the field's default.
 """
 
 from typing import Any, Final, Literal, Self
@@ -18,6 +18,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 class TextBlock(BaseModel):
     type: Literal["text"]
     text: str
+    citations: None = None
 
 
 class ThinkingBlock(BaseModel):
@@ -26,11 +27,18 @@ class ThinkingBlock(BaseModel):
     signature: str
 
 
+class DirectCaller(BaseModel):
+    """The model itself calls a tool, and no program of it."""
+
+    type: Literal["direct"] = "direct"
+
+
 class ToolUseBlock(BaseModel):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
+    caller: DirectCaller = DirectCaller()
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
@@ -58,6 +66,9 @@ class MessageUsage(BaseModel):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens
+    inference_geo: None = None
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
 
     @classmethod
     def of(cls, usage: TokenUsage) -> Self:
@@ -86,11 +97,30 @@ class Message(BaseModel):
     content: list[ContentBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
+    diagnostics: None = None
     usage: MessageUsage
+
+
+class BetaMessageUsage(MessageUsage):
+    iterations: None = None
+    speed: None = None
+
+
+class BetaMessage(Message):
+    """The same with the query `beta=true`, which Anthropic's SDKs send for their beta types."""
+
+    context_management: None = None
+    usage: BetaMessageUsage
 
 
 class TokenCount(BaseModel):
     input_tokens: int
+
+
+class BetaTokenCount(TokenCount):
+    context_management: None = None
 
 
 class AnthropicErrorDetail(BaseModel):

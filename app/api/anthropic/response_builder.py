@@ -12,6 +12,8 @@ from sse_starlette import ServerSentEvent
 
 from app.api.anthropic.conversation import THINKING, tool_use_id
 from app.api.anthropic.response import (
+    BetaMessage,
+    BetaMessageUsage,
     ContentBlock,
     Message,
     MessageUsage,
@@ -45,6 +47,10 @@ _REASONS: Final[dict[FinishReason, StopReason]] = {
 
 _NO_INPUT: Final = '"input":{}'
 
+# The last delta has fewer fields than the message and its usage.
+_OF_LAST_DELTA: Final = {"stop_reason", "stop_sequence", "stop_details", "container"}
+_NOT_IN_LAST_USAGE: Final = {"cache_creation", "inference_geo", "service_tier", "speed"}
+
 
 def new_ping() -> ServerSentEvent:
     """Return the event that keeps a silent stream alive."""
@@ -53,13 +59,18 @@ def new_ping() -> ServerSentEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageBuilder:
-    """omits_thinking: the client gets its reasoning in the signature only."""
+    """Builds the response or its events.
+
+    omits_thinking: the client gets its reasoning in the signature only.
+    is_beta: it has the fields of Anthropic's beta types, too.
+    """
 
     message_id: str
     model_id: str
     request_id: str
     sealer: Sealer
     omits_thinking: bool
+    is_beta: bool = False
 
     def full_json(self, results: Sequence[ChoiceResult], summary: GenerationSummary) -> str:
         """Return the message; the arguments of calls stand in it as the model has written them."""
@@ -71,7 +82,7 @@ class MessageBuilder:
             result.stop,
         )
         # Nowhere else: inside strings, quotes are escaped.
-        before, *others = message.model_dump_json(exclude_unset=True).split(_NO_INPUT)
+        before, *others = message.model_dump_json().split(_NO_INPUT)
         inputs = _inputs(result.events)
         rest = (f'"input":{text}{other}' for text, other in zip(inputs, others, strict=True))
         return before + "".join(rest)
@@ -88,6 +99,14 @@ class MessageBuilder:
             type="thinking", thinking="" if self.omits_thinking else text, signature=signature
         )
 
+    def last_delta(self, reason: ChoiceFinishReason, stop: str | None, usage: TokenUsage) -> bytes:
+        """Return the event with the reason, and with the numbers of the whole message."""
+        message = self._message(usage, [], _stop_reason(reason, stop), stop)
+        delta = message.model_dump(include=_OF_LAST_DELTA)
+        totals = message.usage.model_dump(exclude=_NOT_IN_LAST_USAGE)
+        beta: dict[str, Any] = {"context_management": None} if self.is_beta else {}
+        return _event("message_delta", delta=delta, usage=totals, **beta)
+
     def error_event(self, error: Exception) -> bytes:
         data = anthropic_error(stream_error_report(error), self.request_id)
         return f"event: error\ndata: {data}\n\n".encode()
@@ -99,7 +118,9 @@ class MessageBuilder:
         reason: StopReason | None,
         stop: str | None,
     ) -> Message:
-        return Message(
+        kind = BetaMessage if self.is_beta else Message
+        counts = BetaMessageUsage if self.is_beta else MessageUsage
+        return kind(
             id=self.message_id,
             type="message",
             role="assistant",
@@ -107,7 +128,7 @@ class MessageBuilder:
             content=content,
             stop_reason=reason,
             stop_sequence=stop,
-            usage=MessageUsage.of(usage),
+            usage=counts.of(usage),
         )
 
     def _blocks(self, events: Iterable[MessageEvent]) -> list[ContentBlock]:
@@ -186,16 +207,10 @@ async def message_events(generation: Generation, builder: MessageBuilder) -> Asy
             if item.finish_reason is not None:
                 for written in blocks.end():
                     yield written
-                yield _last_delta(item.finish_reason, item.stop, generation.usage)
+                yield builder.last_delta(item.finish_reason, item.stop, generation.usage)
         yield _event("message_stop")
     except Exception as error:
         yield builder.error_event(error)
-
-
-def _last_delta(reason: ChoiceFinishReason, stop: str | None, usage: TokenUsage) -> bytes:
-    delta = {"stop_reason": _stop_reason(reason, stop), "stop_sequence": stop}
-    totals = MessageUsage.of(usage).model_dump(exclude={"cache_creation"})
-    return _event("message_delta", delta=delta, usage=totals)
 
 
 # Whole pairs and escaped backslashes come first, and stay.

@@ -2,13 +2,20 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Annotated
 from uuid import uuid4
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.api.anthropic.conversation import attachments, to_conversation
 from app.api.anthropic.request import CountTokensRequest, MessagesRequest
-from app.api.anthropic.response import ERROR_RESPONSES, Message, TokenCount
+from app.api.anthropic.response import (
+    ERROR_RESPONSES,
+    BetaMessage,
+    BetaTokenCount,
+    Message,
+    TokenCount,
+)
 from app.api.anthropic.response_builder import MessageBuilder, message_events, new_ping
 from app.api.attachments import attached_to
 from app.api.schemas.errors import EVENT_RESPONSES
@@ -26,8 +33,10 @@ from batching import ModelInfo, Priority
 router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
 
-@router.post("/v1/messages", response_model=Message, responses=EVENT_RESPONSES)
-async def create_message(body: MessagesRequest, request: Request) -> Response:
+@router.post("/v1/messages", response_model=BetaMessage | Message, responses=EVENT_RESPONSES)
+async def create_message(
+    body: MessagesRequest, request: Request, beta: Annotated[bool, Query()] = False
+) -> Response:
     """Complete a conversation; with `stream: true` as server-sent events."""
     sealer = server_state(request).sealer
     async with admit(request, priority=Priority.NORMAL, time_limit=None) as admitted:
@@ -51,6 +60,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
         request_id=admitted.request_id,
         sealer=sealer,
         omits_thinking=body.omits_thinking,
+        is_beta=beta,
     )
     if body.stream:
         return EventStream(message_events(generation, builder), new_ping)
@@ -58,14 +68,17 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
+async def count_tokens(
+    body: CountTokensRequest, request: Request, beta: Annotated[bool, Query()] = False
+) -> BetaTokenCount | TokenCount:
     """Count the tokens of the prompt that a request becomes."""
     sealer = server_state(request).sealer
     with await take_ticket(request):
         engine = await engine_for(request, body.model)
         attached = await attached_to(request, engine.model, attachments(body.messages))
         count = partial(_num_tokens, engine.model, body, sealer, attached)
-        return TokenCount(input_tokens=await prepared(request, count))
+        kind = BetaTokenCount if beta else TokenCount
+        return kind(input_tokens=await prepared(request, count))
 
 
 # Claude Code looks whether the server can be reached.

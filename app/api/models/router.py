@@ -5,9 +5,10 @@ from functools import partial
 from fastapi import APIRouter, Request
 
 from app.api.models.cards import card
-from app.api.models.schemas import ModelCard, ModelList
+from app.api.models.schemas import AnthropicModel, AnthropicModelList, ModelCard, ModelList
 from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import client_of, prepared
+from app.http.errors.formats import is_anthropic
 from app.server_state import server_state
 
 router = APIRouter(responses=ERROR_RESPONSES)
@@ -17,19 +18,27 @@ router = APIRouter(responses=ERROR_RESPONSES)
 @router.get("/models", include_in_schema=False)
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
-async def list_models(request: Request) -> ModelList:
-    """List what can be named in `model`, the default first; nothing is loaded for it."""
+async def list_models(request: Request) -> AnthropicModelList | ModelList:
+    """List what can be named in `model`, the default first; nothing is loaded for it.
+
+    With the header `anthropic-version`, models are Anthropic's objects.
+    """
     cards = await _cards(request)
-    return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
+    first, last = cards[0].id, cards[-1].id
+    if is_anthropic(request.scope):
+        models = list(map(AnthropicModel.of, cards))
+        return AnthropicModelList(data=models, first_id=first, last_id=last)
+    return ModelList(data=cards, first_id=first, last_id=last)
 
 
 # Hub ids have a slash.
 @router.head("/v1/models/{model_id:path}", include_in_schema=False)
 @router.get("/v1/models/{model_id:path}")
-async def get_model(model_id: str, request: Request) -> ModelCard:
+async def get_model(model_id: str, request: Request) -> AnthropicModel | ModelCard:
     """Describe one model, by its id or an alias."""
     found = server_state(request).manager.resolve(model_id)
-    return next(each for each in await _cards(request) if each.id == found)
+    card = next(each for each in await _cards(request) if each.id == found)
+    return AnthropicModel.of(card) if is_anthropic(request.scope) else card
 
 
 async def _cards(request: Request) -> list[ModelCard]:

@@ -1,7 +1,7 @@
 """`/v1/models` and `/models/…`: the models that requests can name."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -86,10 +86,48 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models on one page, as which Anthropic's clients read it."""
+    """All models on one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
+
+
+class AnthropicModel(BaseModel):
+    """Anthropic's fields alone, some of which other APIs have with other types.
+
+    max_tokens: of a prompt and its completion together; null if it is not loaded.
+    """
+
+    id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    line: None = None
+    deprecated_at: None = None
+    retires_at: None = None
+    capabilities: None = None
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+    @classmethod
+    def of(cls, card: ModelCard) -> Self:
+        return cls(
+            id=card.id,
+            display_name=card.display_name,
+            created_at=card.created_at,
+            max_input_tokens=card.max_model_len,
+            max_tokens=card.max_model_len,
+        )
+
+
+class AnthropicModelList(BaseModel):
+    """All models on one page."""
+
+    data: list[AnthropicModel]
     has_more: Literal[False] = False
     first_id: str
     last_id: str

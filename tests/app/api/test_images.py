@@ -104,7 +104,7 @@ async def test_chat_has_images_where_their_parts_are() -> None:
 async def test_without_images_there_is_no_word_of_them() -> None:
     async with seeing() as server:
         answer = await post(server, CHAT, messages=[user(text("Hi"))])
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "audio_tokens": 0}
 
 
 async def test_what_a_user_types_like_an_image_is_text() -> None:

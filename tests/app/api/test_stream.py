@@ -65,12 +65,14 @@ async def test_a_chat_stream_is_openais() -> None:
     ]
     assert all(head == heads[0] for head in heads)
     assert heads[0]["id"].startswith("chatcmpl-")
-    deltas = [{"role": "assistant", "content": ""}, *({"content": c} for c in "né!"), {}]
+    first = {"role": "assistant", "content": "", "refusal": None}
+    deltas = [first, *({"content": c} for c in "né!"), {}]
     reasons = [None, None, None, None, "stop"]
     assert parts == [
         {
             "object": "chat.completion.chunk",
             "model": MODEL_ID,
+            "service_tier": "default",
             "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}],
         }
         for delta, reason in zip(deltas, reasons, strict=True)
@@ -97,7 +99,7 @@ async def test_usage_comes_in_a_chunk_of_its_own(path: str) -> None:
     assert [other["usage"] for other in others] == [None] * len(others)
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == 3
-    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "audio_tokens": 0}
 
 
 async def test_a_stop_string_is_never_sent() -> None:

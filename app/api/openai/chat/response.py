@@ -3,7 +3,7 @@
 Only the fields that are set are sent.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -57,6 +57,7 @@ class ResponseMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
+    annotations: list[Any]
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[AnyCall] | None = None
@@ -78,6 +79,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    service_tier: str
     timings: Timings | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
@@ -88,6 +90,7 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    refusal: None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[AnyCall] | None = None
@@ -112,6 +115,7 @@ class ChatChunk(BaseModel):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     timings: Timings | None = None

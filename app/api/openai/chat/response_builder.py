@@ -45,7 +45,7 @@ class ChatResponseBuilder:
         return len(self.prompt) if self.options.return_token_ids else 0
 
     def first_chunks(self, num_choices: int) -> Iterator[ChatChunk]:
-        delta = ChatDelta(role="assistant", content="")
+        delta = ChatDelta(role="assistant", content="", refusal=None)
         for index in range(num_choices):
             chunk = self._chunk(index, delta)
             if self.options.return_token_ids:
@@ -139,7 +139,11 @@ class ChatResponseBuilder:
             optional["tool_calls"] = calls
         # Tool calls need no text beside them; OpenAI's API then has null.
         return ResponseMessage(
-            role="assistant", content=content or (None if calls else ""), refusal=None, **optional
+            role="assistant",
+            content=content or (None if calls else ""),
+            refusal=None,
+            annotations=[],
+            **optional,
         )
 
     def _reason(self, reason: ChoiceFinishReason) -> ChoiceFinishReason:

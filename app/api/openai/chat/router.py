@@ -12,6 +12,7 @@ from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.chat.response import ChatCompletion
 from app.api.openai.chat.response_builder import ChatResponseBuilder
 from app.api.openai.response_builder import common_fields, new_id, respond
+from app.api.openai.schemas.queue_options import served_tier
 from app.api.openai.schemas.sampling import check_num_choices
 from app.api.openai.schemas.tool_calling.tools import custom_names
 from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
@@ -47,7 +48,8 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
         )
         generation = await submit(engine, job, admitted)
     builder = ChatResponseBuilder(
-        common_fields=common_fields(job.completion_id, engine.model.model_id),
+        common_fields=common_fields(job.completion_id, engine.model.model_id)
+        | {"service_tier": served_tier(body.service_tier)},
         options=body,
         prompt=chat.prompt.token_ids,
         include_reasoning=body.shows_reasoning,

@@ -55,8 +55,8 @@ class FileObject(BaseModel):
 class FileList(BaseModel):
     object: Literal["list"] = "list"
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
+    first_id: str
+    last_id: str
     has_more: bool
 
     @classmethod
@@ -64,8 +64,8 @@ class FileList(BaseModel):
         data = [FileObject.of(file) for file in page.items]
         return cls(
             data=data,
-            first_id=data[0].id if data else None,
-            last_id=data[-1].id if data else None,
+            first_id=data[0].id if data else "",
+            last_id=data[-1].id if data else "",
             has_more=page.has_more,
         )
 

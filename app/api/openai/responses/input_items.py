@@ -107,7 +107,8 @@ class MessageItem(_Item):
     def to_stored(self) -> dict[str, Any]:
         parts = _stored_parts(self.content)
         if self.role == "assistant":
-            parts = [{"type": "output_text", "text": self.content, "annotations": []}]
+            text = {"type": "output_text", "text": self.content}
+            parts = [text | {"annotations": [], "logprobs": []}]
         return self._stored("msg", type="message", role=self.role, content=parts)
 
 

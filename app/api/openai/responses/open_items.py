@@ -18,6 +18,7 @@ from app.api.openai.responses.output_items import (
     ReasoningText,
     SummaryText,
 )
+from app.api.openai.schemas.logprobs import TokenLogprob
 from app.generation.choice import TokenWithLogprob
 
 # An event without its number: the type, without `response.`, and its fields.
@@ -60,28 +61,25 @@ class OpenMessage:
             tokens = _last_that_spell(text, tokens, self._token_bytes)
         self._text.append(text)
         self._tokens += tokens
-        logprobs = self._short_logprobs(tokens)
+        logprobs = self._logprobs(tokens)
         yield "output_text.delta", self._place | {"delta": text, "logprobs": logprobs}
 
     def end(self, status: ItemStatus) -> Iterator[Event]:
-        logprobs = self._short_logprobs(self._tokens)
+        logprobs = self._logprobs(self._tokens)
         yield "output_text.done", self._place | {"text": "".join(self._text), "logprobs": logprobs}
         yield "content_part.done", self._place | {"part": self._part()}
 
     def _part(self) -> OutputText:
-        part = OutputText(type="output_text", text="".join(self._text), annotations=[])
+        part = OutputText(type="output_text", text="".join(self._text), annotations=[], logprobs=[])
         if self._token_bytes is not None:
             # Events are written when more tokens have come.
             part.logprobs = ChatLogprobs(self._token_bytes, tuple(self._tokens))
         return part
 
-    def _short_logprobs(self, tokens: Sequence[TokenWithLogprob]) -> Iterator[dict[str, Any]]:
-        """Yield log probabilities as events have them, without bytes."""
+    def _logprobs(self, tokens: Sequence[TokenWithLogprob]) -> Iterator[TokenLogprob]:
+        """Yield log probabilities as an event is written, with the bytes that Open Responses has there."""
         if self._token_bytes is not None:
-            for each in ChatLogprobs(self._token_bytes, tokens):
-                yield each.model_dump(
-                    exclude={"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
-                )
+            yield from ChatLogprobs(self._token_bytes, tokens)
 
 
 def _last_that_spell(

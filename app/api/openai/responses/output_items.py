@@ -16,7 +16,7 @@ UNFINISHED: Final = ("queued", "in_progress")
 
 
 class OutputText(BaseModel):
-    """`logprobs` are there if they were asked for."""
+    """`logprobs` are empty if they were not asked for."""
 
     type: Literal["output_text"] = "output_text"
     text: str
@@ -142,8 +142,12 @@ class ResponseObject(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    # Those that were stored before have none.
+    # Those that were stored before have no such fields.
     prompt_cache_retention: str | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    store: bool = True
+    conversation: None = None
     reasoning: dict[str, Any]
     safety_identifier: str | None
     service_tier: str

@@ -22,6 +22,7 @@ from app.api.openai.responses.output_items import ResponseObject
 from app.api.openai.responses.request import ENCRYPTED_REASONING, ResponseRequest
 from app.api.openai.responses.stored import OwnResponses
 from app.api.openai.responses.tools import CallableTool, check_tool_choice
+from app.api.openai.schemas.queue_options import served_tier
 from app.generation.job import GenerationJob
 from app.prompts.chat import PreparedChat, prepare_chat
 from app.prompts.conversation import Conversation
@@ -116,7 +117,7 @@ async def resolve(request: Request, body: ResponseRequest) -> ResolvedRequest:
 def new_response(body: ResponseRequest, job: GenerationJob) -> ResponseObject:
     """Return the response before its first token."""
     choice = body.tool_choice
-    tier = "default" if body.service_tier == "auto" else body.service_tier
+    retention = body.prompt_cache_retention
     return ResponseObject(
         id=job.completion_id,
         object="response",
@@ -135,10 +136,15 @@ def new_response(body: ResponseRequest, job: GenerationJob) -> ResponseObject:
         parallel_tool_calls=body.parallel_tool_calls,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
-        prompt_cache_retention=body.prompt_cache_retention,
+        # The spelling of OpenAI's type; requests may have either.
+        prompt_cache_retention=retention and retention.replace("-", "_"),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        store=body.store,
+        conversation=None,
         reasoning=body.reasoning.echo(),
         safety_identifier=body.safety_identifier,
-        service_tier=tier,
+        service_tier=served_tier(body.service_tier),
         temperature=job.spec.sampling.temperature,
         text={"format": body.text.format.echo(), "verbosity": body.text.verbosity},
         tool_choice=choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),

@@ -20,6 +20,11 @@ SERVICE_TIERS: Final = {
 }
 
 
+def served_tier(asked: str) -> str:
+    """Return the `service_tier` of a response; `auto` is the one of a project's settings, of which there are none."""
+    return "default" if asked == "auto" else asked
+
+
 class QueueOptions(RequestModel):
     timeout: Timeout = None
     priority: Literal["high", "normal", "low"] | None = None

@@ -10,15 +10,19 @@ from batching import SequenceStats
 
 
 class PromptTokensDetails(BaseModel):
-    """`image_tokens` is there with images only, and `cache_write_tokens` if the prompt is to be retained."""
+    """Only what is set is sent: `image_tokens` is there with images only, and `cache_write_tokens` if the prompt is to be retained."""
 
     cached_tokens: int
+    audio_tokens: int
     cache_write_tokens: int | None = None
     image_tokens: int | None = None
 
 
 class CompletionTokensDetails(BaseModel):
     reasoning_tokens: int
+    audio_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(BaseModel):
@@ -39,10 +43,13 @@ class Usage(BaseModel):
             completion_tokens=usage.num_output_tokens,
             total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
             prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=usage.num_cached_tokens, **written, **images
+                cached_tokens=usage.num_cached_tokens, audio_tokens=0, **written, **images
             ),
             completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=usage.num_reasoning_tokens
+                reasoning_tokens=usage.num_reasoning_tokens,
+                audio_tokens=0,
+                accepted_prediction_tokens=0,
+                rejected_prediction_tokens=0,
             ),
         )
 

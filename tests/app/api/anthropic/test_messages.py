@@ -39,16 +39,24 @@ def usage(num_output: int, *, num_input: int = len(PROMPT), num_thinking: int = 
         "cache_read_input_tokens": 0,
         "output_tokens": num_output,
         "output_tokens_details": {"thinking_tokens": num_thinking},
+        "inference_geo": None,
+        "server_tool_use": None,
+        "service_tier": "standard",
     }
 
 
 def at_the_end(usage: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that the last event of a stream has."""
-    return {name: value for name, value in usage.items() if name != "cache_creation"}
+    others = ("cache_creation", "inference_geo", "service_tier")
+    return {name: value for name, value in usage.items() if name not in others}
 
 
 def at_the_start(usage: dict[str, Any]) -> dict[str, Any]:
     return usage | {"cache_creation": None}
+
+
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
 
 
 def events(body: str) -> list[dict[str, Any]]:
@@ -111,9 +119,12 @@ async def test_a_message_is_anthropics() -> None:
         "type": "message",
         "role": "assistant",
         "model": MODEL_ID,
-        "content": [{"type": "text", "text": "né!"}],
+        "content": [text_block("né!")],
         "stop_reason": "end_turn",
         "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
+        "diagnostics": None,
         "usage": usage(5),
     }
 
@@ -133,6 +144,9 @@ async def test_a_stream_is_anthropics() -> None:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
+            "diagnostics": None,
             "usage": at_the_start(usage(0)),
         },
     }
@@ -140,7 +154,7 @@ async def test_a_stream_is_anthropics() -> None:
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": letter}}
         for letter in "né!"
     ]
-    text = {"type": "text", "text": ""}
+    text = text_block("")
     assert others == [
         {"type": "ping"},
         {"type": "content_block_start", "index": 0, "content_block": text},
@@ -148,7 +162,12 @@ async def test_a_stream_is_anthropics() -> None:
         {"type": "content_block_stop", "index": 0},
         {
             "type": "message_delta",
-            "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+            "delta": {
+                "stop_reason": "end_turn",
+                "stop_sequence": None,
+                "stop_details": None,
+                "container": None,
+            },
             "usage": at_the_end(usage(5)),
         },
         {"type": "message_stop"},
@@ -169,10 +188,10 @@ async def test_a_stop_sequence_is_named() -> None:
         fields: dict[str, Any] = {"stop_sequences": [", t", "three"]}
         message = (await server.message(**fields)).json()
         *_, last, _ = events((await server.message(stream=True, **fields)).text)
-    assert message["content"] == [{"type": "text", "text": "one"}]
+    assert message["content"] == [text_block("one")]
     reason = {"stop_reason": "stop_sequence", "stop_sequence": ", t"}
     assert {name: message[name] for name in reason} == reason
-    assert last["delta"] == reason
+    assert last["delta"] == reason | {"stop_details": None, "container": None}
 
 
 async def test_a_prompt_that_was_read_before_is_counted_as_cached() -> None:
@@ -208,9 +227,14 @@ async def test_a_call_is_a_block() -> None:
         streamed = events((await server.message(tools=[ADD], stream=True)).text)
         ignored = (await server.message(tools=[ADD], tool_choice={"type": "none"})).json()
     text, call = message["content"]
-    assert text == {"type": "text", "text": "Well."}
+    assert text == text_block("Well.")
     assert call.pop("id").startswith("toolu_")
-    assert call == {"type": "tool_use", "name": "add", "input": {"x": 12}}
+    assert call == {
+        "type": "tool_use",
+        "name": "add",
+        "input": {"x": 12},
+        "caller": {"type": "direct"},
+    }
     assert message["stop_reason"] == streamed[-2]["delta"]["stop_reason"] == "tool_use"
     streamed_text, streamed_call = joined(within(streamed))
     assert streamed_text == text
@@ -280,9 +304,9 @@ def test_the_input_is_what_a_stream_has(arguments: str) -> None:
     whole = builder.full_json([result], GenerationSummary(TokenUsage(num_prompt_tokens=1), ()))
     blocks = BlockEvents(builder)
     streamed = b"".join(frame for event in said for frame in blocks.add(event)).decode()
-    assert f'"name":"add","input":{arguments}}},' in whole
+    assert f'"name":"add","input":{arguments},"caller":{{' in whole
     assert f'"partial_json":{json.dumps(arguments)}' in streamed
-    assert '"name":"add","input":{}}],"stop_reason"' in whole
+    assert '"name":"add","input":{},"caller":{"type":"direct"}}],"stop_reason"' in whole
     assert json.loads(whole, parse_int=str)["content"][0]["text"] == 'Say "input":{}.'
 
 
@@ -302,7 +326,7 @@ async def test_a_text_follows_its_schema() -> None:
         message = (await server.message(output_config=config)).json()
         bad = {"format": {"type": "json_schema", "schema": {"type": "strange"}}}
         rejected = await server.message(output_config=bad)
-    assert message["content"] == [{"type": "text", "text": '{"x": 1}'}]
+    assert message["content"] == [text_block('{"x": 1}')]
     assert rejected.status_code == 400
     assert rejected.json()["error"]["message"].startswith("output_config.format: ")
 
@@ -324,7 +348,7 @@ async def test_thinking_is_a_block_with_a_signature_and_comes_back() -> None:
         forged = await server.message(messages=turns)
     thinking, text = message["content"]
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "Hm.")
-    assert text == {"type": "text", "text": "Yes."}
+    assert text == text_block("Yes.")
     assert streamed == [thinking | {"signature": streamed[0]["signature"]}, text]
     assert streamed[0]["signature"] + "=" == thinking["signature"]
     assert message["usage"]["output_tokens_details"]["thinking_tokens"] > 0
@@ -429,7 +453,7 @@ async def test_without_tokens_the_prompt_is_read_into_the_cache() -> None:
     assert told[-2]["delta"]["stop_reason"] == "max_tokens"
     assert whole["usage"]["cache_read_input_tokens"] == 0
     assert after["usage"]["cache_read_input_tokens"] > 0
-    assert after["content"] == [{"type": "text", "text": "Hello!"}]
+    assert after["content"] == [text_block("Hello!")]
 
 
 # Other paths

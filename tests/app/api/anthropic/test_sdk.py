@@ -8,7 +8,7 @@ from typing import Any, Final
 import anthropic
 import httpx2
 import pytest
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 from anthropic.types.beta import BetaMessage, BetaMessageTokensCount, BetaRawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import BaseModel, SecretStr
@@ -56,16 +56,21 @@ SAID: Final = {
 
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize(
-    ("message", "event"),
-    [(Message, RawMessageStreamEvent), (BetaMessage, BetaRawMessageStreamEvent)],
+    ("query", "message", "event"),
+    [
+        ("", Message, RawMessageStreamEvent),
+        ("?beta=true", BetaMessage, BetaRawMessageStreamEvent),
+    ],
     ids=["", "beta"],
 )
 async def test_messages_and_events_have_the_types_of_the_sdk(
-    message: Any, event: Any, said: str
+    query: str, message: Any, event: Any, said: str
 ) -> None:
+    body = {"model": MODEL_ID, "max_tokens": 200, "messages": [USER], "tools": [ADD]}
+    path = f"/v1/messages{query}"
     async with served(SAID[said], tokenizer=Thinking()) as server:
-        whole = (await server.message(tools=[ADD])).json()
-        streamed = events((await server.message(tools=[ADD], stream=True)).text)
+        whole = (await server.post(path, body)).json()
+        streamed = events((await server.post(path, body | {"stream": True})).text)
     check_shape(whole, message)
     # The client's types leave out the event that keeps a stream alive.
     assert [e for e in streamed if e["type"] == "ping"] == [{"type": "ping"}]
@@ -82,11 +87,13 @@ async def test_errors_and_counts_have_the_types_of_the_sdk() -> None:
             (await server.message()).json(),
             events((await server.message(stream=True)).text)[-1],
         ]
-        count = (await server.post("/v1/messages/count_tokens", {"messages": [USER]})).json()
+        path, body = "/v1/messages/count_tokens", {"messages": [USER]}
+        count = (await server.post(path, body)).json()
+        beta_count = (await server.post(f"{path}?beta=true", body)).json()
     for error in errors:
         check_shape(error, ErrorResponse)
     check_shape(count, MessageTokensCount)
-    check_shape(count, BetaMessageTokensCount)
+    check_shape(beta_count, BetaMessageTokensCount)
 
 
 async def test_a_conversation_with_thinking_and_a_tool_comes_back_as_the_client_has_it() -> None:
@@ -180,8 +187,13 @@ async def test_models_are_those_of_the_client() -> None:
     async with served(model_ids=(MODEL_ID, "other")) as server, client_of(server) as client:
         listed = [model async for model in client.models.list(limit=1)]
         one = await client.models.retrieve("other")
+        version = {"anthropic-version": "2023-06-01"}
+        page = (await server.client.get("/v1/models", headers=version)).json()
         with pytest.raises(anthropic.NotFoundError, match="'gone' does not exist here") as caught:
             await client.models.retrieve("gone")
+    for model in page["data"]:
+        check_shape(model, ModelInfo)
+    assert page.keys() == {"data", "has_more", "first_id", "last_id"}
     assert [model.id for model in listed] == [MODEL_ID, "other"]
     assert (one.type, one.display_name, one.lifecycle) == ("model", "other", "active")
     assert one.created_at == listed[1].created_at

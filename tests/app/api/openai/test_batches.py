@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from openai.types import Batch
 from pydantic import SecretStr
 
 from app.batches.batch_run import BatchRun
@@ -32,6 +33,7 @@ from tests.support.batches import (
     upload,
 )
 from tests.support.rows import rows
+from tests.support.sdk_types import check_shape
 from tests.support.speaker import Breaking, Served, served
 
 pytestmark = pytest.mark.anyio
@@ -43,12 +45,14 @@ async def test_a_batch_is_served() -> None:
     async with served(b"Hello!") as server:
         file = await upload(server, chat_lines(20))
         begun = await create(server, file["id"], metadata={"a": "b"})
+        check_shape(begun, Batch)
         assert begun["status"] == "validating"
         assert begun["expires_at"] == begun["created_at"] + 86_400
         done = await ended(server, begun["id"])
         found = await records(server, done["output_file_id"])
         output = (await server.client.get(f"{FILES}/{done['output_file_id']}")).json()
         page = (await server.client.get("/metrics")).text
+    check_shape(done, Batch)
     assert done["status"] == "completed"
     assert done["metadata"] == {"a": "b"}
     assert done["error_file_id"] is None

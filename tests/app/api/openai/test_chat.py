@@ -44,10 +44,16 @@ async def test_an_answer_has_all_that_openai_sends() -> None:
     assert answer == {
         "object": "chat.completion",
         "model": MODEL_ID,
+        "service_tier": "default",
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Hello!", "refusal": None},
+                "message": {
+                    "role": "assistant",
+                    "content": "Hello!",
+                    "refusal": None,
+                    "annotations": [],
+                },
                 "logprobs": None,
                 "finish_reason": "stop",
             }
@@ -56,8 +62,13 @@ async def test_an_answer_has_all_that_openai_sends() -> None:
             "prompt_tokens": len("user: Hi\nassistant:"),
             "completion_tokens": len("Hello!") + 1,
             "total_tokens": len("user: Hi\nassistant:") + len("Hello!") + 1,
-            "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
     }
 

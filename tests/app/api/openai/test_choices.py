@@ -49,7 +49,7 @@ async def test_each_answer_of_a_stream_begins_with_the_role_and_ends_with_a_reas
     assert text_by_index(parts) == {0: "abc", 1: "bc", 2: "c"}
     for index in range(3):
         mine = [c for part in parts for c in part["choices"] if c["index"] == index]
-        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert mine[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
         assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["stop"]
         assert mine[-1]["finish_reason"] == "stop"
 

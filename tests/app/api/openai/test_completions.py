@@ -27,8 +27,13 @@ async def test_an_answer_has_all_that_openai_sends() -> None:
             "prompt_tokens": 2,
             "completion_tokens": 7,
             "total_tokens": 9,
-            "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
     }
 

@@ -9,10 +9,12 @@ import httpx2
 import numpy as np
 import openai
 import pytest
+from openai.types import CreateEmbeddingResponse
 
 from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType
 from tests.support.fakes import expected_vector
 from tests.support.rows import rows
+from tests.support.sdk_types import check_shape
 from tests.support.speaker import END, MODEL_ID, ByteTokenizer, Served, served
 
 pytestmark = pytest.mark.anyio
@@ -33,6 +35,7 @@ def vectors(response: httpx.Response) -> list[list[float]]:
 async def test_a_response_has_all_that_openai_sends() -> None:
     async with served(embeddings=LAST) as server:
         response = await embed(server, "Hi", user="me")
+    check_shape(response.json(), CreateEmbeddingResponse)
     assert response.json() == {
         "object": "list",
         "model": MODEL_ID,

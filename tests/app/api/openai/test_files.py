@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from openai.types import FileDeleted, FileObject
 from pydantic import SecretStr
 from starlette.types import Message
 
@@ -13,6 +14,7 @@ from app.storage.database import StorageError
 from app.storage.files import FileLimits, FileStore
 from tests.support.batches import BATCHES, CHAT, FILES, create, full_disk, served_in, upload
 from tests.support.rows import rows
+from tests.support.sdk_types import check_shape
 from tests.support.speaker import Served, served
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +56,7 @@ async def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
             FILES, data={"purpose": "batch"}, files={"file": ("../../etc/passwd", content)}
         )
         file = answer.json()
-        assert file["object"] == "file"
+        check_shape(file, FileObject)
         assert (file["bytes"], file["purpose"], file["status"]) == (
             len(content),
             "batch",
@@ -66,6 +68,7 @@ async def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
         whole = await server.client.get(f"{FILES}/{file['id']}/content")
         assert whole.content == content
         deleted = await server.client.delete(f"{FILES}/{file['id']}")
+        check_shape(deleted.json(), FileDeleted)
         assert deleted.json() == {"id": file["id"], "object": "file", "deleted": True}
         for path in (FILES + "/" + file["id"], f"{FILES}/{file['id']}/content"):
             assert (await server.client.get(path)).status_code == 404
@@ -90,8 +93,8 @@ async def test_files_are_listed_in_pages() -> None:
         assert (await server.client.get(FILES)).json() == {
             "object": "list",
             "data": [],
-            "first_id": None,
-            "last_id": None,
+            "first_id": "",
+            "last_id": "",
             "has_more": False,
         }
         ids = [(await upload(server, [{}]))["id"] for _ in range(5)]

@@ -196,6 +196,7 @@ async def test_a_prompt_may_end_inside_the_reasoning() -> None:
         "role": "assistant",
         "content": "Yes.",
         "refusal": None,
+        "annotations": [],
     }
 
 

@@ -13,7 +13,7 @@ from batching import FinishReason, TokenLogprobs
 from tests.support.rows import rows
 
 # A name that needs escapes itself, and looks like the text of a chunk.
-COMMON = common_fields("id-1", 'a "content":"" \\ model')
+COMMON = common_fields("id-1", 'a "content":"" \\ model') | {"service_tier": "default"}
 OPTIONS = [
     ResponseOptions(),
     ResponseOptions(stream=True, stream_options=StreamOptions(include_usage=True)),

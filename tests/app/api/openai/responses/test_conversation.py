@@ -61,7 +61,7 @@ def test_the_spellings_of_a_message(item: dict[str, Any]) -> None:
 
 
 def test_parts_are_lines() -> None:
-    parts = [{"type": "output_text", "text": "a", "annotations": []}]
+    parts = [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}]
     parts += [{"type": "refusal", "refusal": "b"}]
     assert messages([{"role": "assistant", "content": parts}])[0].content == "a\nb"
 

@@ -38,7 +38,7 @@ class Undecodable(ByteTokenizer):
 
 
 def part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def message(text: str, status: str = "completed") -> dict[str, Any]:
@@ -65,7 +65,9 @@ async def test_a_response_has_all_that_openai_sends() -> None:
         "object": "response",
         "status": "completed",
         "background": False,
+        "conversation": None,
         "error": None,
+        "frequency_penalty": 0.0,
         "incomplete_details": None,
         "instructions": None,
         "max_output_tokens": 20,
@@ -74,12 +76,14 @@ async def test_a_response_has_all_that_openai_sends() -> None:
         "model": MODEL_ID,
         "output": [message("Hello!")],
         "parallel_tool_calls": True,
+        "presence_penalty": 0.0,
         "previous_response_id": None,
         "prompt_cache_key": None,
         "prompt_cache_retention": None,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": None,
         "service_tier": "default",
+        "store": True,
         "temperature": 1.0,
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
         "tool_choice": "auto",
