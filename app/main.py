@@ -12,6 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from app.admission.controller import AdmissionController
 from app.api.anthropic import router as messages
 from app.api.models import management, router as models
+from app.api.ollama import embed as ollama_embed, models as ollama_models, router as ollama
 from app.api.openai.batches import router as batches
 from app.api.openai.chat import router as chat
 from app.api.openai.completions import router as completions
@@ -65,6 +66,9 @@ _ENDPOINTS: Final[Sequence[ModuleType]] = (
     files,
     batches,
     messages,
+    ollama,
+    ollama_embed,
+    ollama_models,
     embeddings,
     scoring,
     tokenize,

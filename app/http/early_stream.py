@@ -25,9 +25,7 @@ def _error_event(body: bytes) -> bytes:
     return b"event: error\ndata: " + body.replace(b"\n", b" ") + b"\n\n"
 
 
-EVENTS: Final = StreamForm(
-    "text/event-stream", lambda text: f": {text}\n\n".encode(), _error_event
-)
+EVENTS: Final = StreamForm("text/event-stream", lambda text: f": {text}\n\n".encode(), _error_event)
 
 
 class EarlyStream:
