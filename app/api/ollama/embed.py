@@ -21,7 +21,7 @@ from app.prompts.render import Truncation
 from app.server_state import server_state
 from batching import InvalidRequest, PoolingParams, Priority, SequenceSpec, Vector
 
-router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES, strict_content_type=False)
 
 _Texts = Annotated[list[Text], Field(min_length=1, max_length=2048)]
 

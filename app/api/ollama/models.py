@@ -21,7 +21,7 @@ from app.http.json_body import JsonRoute
 from app.server_state import ServerState, server_state
 from batching import ModelDescription, ModelInfo, ModelLoadError, ModelStatus, describe, local_path
 
-router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES, strict_content_type=False)
 
 # Clients compare it to learn what they may send; of Ollama's that has what is here.
 OLLAMA_VERSION: Final = "0.12.6"

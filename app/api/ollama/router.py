@@ -32,7 +32,8 @@ from app.prompts.render import Attached, ChatPrompt, completion_prompt
 from app.server_state import server_state
 from batching import AsyncEngine, InvalidRequest, ModelInfo, Priority
 
-router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
+# LiteLLM sends no content type.
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES, strict_content_type=False)
 
 
 @router.post("/api/chat", response_model=ChatAnswer, responses=LINE_RESPONSES)
