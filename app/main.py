@@ -11,6 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app.admission.controller import AdmissionController
 from app.api.anthropic import router as messages
+from app.api.llama_cpp import infill
 from app.api.models import management, router as models
 from app.api.ollama import embed as ollama_embed, models as ollama_models, router as ollama
 from app.api.openai.batches import router as batches
@@ -69,6 +70,7 @@ _ENDPOINTS: Final[Sequence[ModuleType]] = (
     ollama,
     ollama_embed,
     ollama_models,
+    infill,
     embeddings,
     scoring,
     tokenize,

@@ -45,6 +45,7 @@ OPERATIONS: Final = [
     "GET /api/tags",
     "GET /api/ps",
     "GET /api/version",
+    "POST /infill",
     "POST /v1/embeddings",
     "POST /v1/rerank",
     "POST /v2/rerank",

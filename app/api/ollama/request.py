@@ -106,13 +106,15 @@ class ChatRequest(AnswerRequest):
 class GenerateRequest(AnswerRequest):
     defaults: ClassVar[Defaults] = {
         **_UNSUPPORTED,
-        "suffix": ("",),
         # Templates of Go are none of Jinja.
         "template": ("",),
         "context": ([],),
     }
 
     prompt: Text = Field(default="", description="None loads or unloads the model.")
+    suffix: Text = Field(
+        default="", description="What stands between `prompt` and it is filled in."
+    )
     system: Text = ""
     raw: bool = Field(default=False, description="The prompt is not put into the template.")
     images: Images = Field(default_factory=list)
@@ -120,13 +122,14 @@ class GenerateRequest(AnswerRequest):
     @model_validator(mode="after")
     def _check_raw(self) -> Self:
         for name in ("system", "images"):
-            if self.raw and getattr(self, name):
-                raise field_error("it cannot be combined with raw", name)
+            if (self.raw or self.suffix) and getattr(self, name):
+                other = "raw" if self.raw else "suffix"
+                raise field_error(f"it cannot be combined with {other}", name)
         return self
 
     @property
     def is_empty(self) -> bool:
-        return not (self.prompt or self.images)
+        return not (self.prompt or self.images or self.suffix)
 
     @property
     def marked_prompt(self) -> str:

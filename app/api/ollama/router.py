@@ -1,6 +1,7 @@
 """`POST /api/chat` and `/api/generate`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -28,6 +29,7 @@ from app.generation.submit import submit
 from app.http.json_body import JsonRoute
 from app.parsing.output_format import OutputFormat
 from app.prompts.chat import PreparedChat, prepare_chat
+from app.prompts.fill_in import fill_in_prompt, fill_in_tokens
 from app.prompts.render import Attached, ChatPrompt, completion_prompt
 from app.server_state import server_state
 from batching import AsyncEngine, InvalidRequest, ModelInfo, Priority
@@ -94,11 +96,19 @@ async def _generation(
 ) -> Generation:
     attached = await attached_to(request, engine.model, body.attachments)
     made = await prepared(request, partial(_prepared, engine.model, body, attached))
+    tokens = (
+        engine.model.derived(fill_in_tokens)
+        if isinstance(body, GenerateRequest) and body.suffix
+        else None
+    )
+    params = body.params()
+    if tokens is not None:
+        params = replace(params, stop_token_ids=tokens.ends)
     job = await build_job_async(
         request,
         engine,
         [made.prompt.token_ids],
-        body.params(),
+        params,
         completion_id=new_id("ollama"),
         output=made.output,
         images=made.prompt.images,
@@ -111,6 +121,10 @@ def _prepared(
 ) -> PreparedChat:
     if body.think and "thinking" not in model.derived(capabilities):
         raise InvalidRequest("think", f"the model '{model.model_id}' does not think")
+    if isinstance(body, GenerateRequest) and body.suffix:
+        filled = fill_in_prompt(model, "suffix", body.prompt, body.suffix).token_ids
+        made = ChatPrompt(body.prompt, filled, body.prompt)
+        return PreparedChat(made, OutputFormat(grammar=body.grammar()))
     is_text = isinstance(body, GenerateRequest) and (
         body.raw or not (model.tokenizer.has_chat_template or body.system or body.images)
     )

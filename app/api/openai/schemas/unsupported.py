@@ -69,7 +69,6 @@ COMPLETIONS: Final[Defaults] = {
     "enable_thinking": (False,),
     "thinking": (False, {"type": "disabled"}),
     "reasoning": ({"effort": "none"}, {"enabled": False}),
-    "suffix": ("",),
     "prompt_embeds": (),
 }
 
