@@ -44,6 +44,8 @@ OPERATIONS: Final = [
     *(f"POST {path}" for path in OLLAMA),
     "GET /api/tags",
     "GET /api/ps",
+    "POST /api/pull",
+    "DELETE /api/delete",
     "GET /api/version",
     "POST /infill",
     "POST /v1/embeddings",

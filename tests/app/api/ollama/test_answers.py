@@ -167,8 +167,7 @@ async def test_keep_alive_says_how_long_a_model_stays() -> None:
 
 
 async def test_with_keys_only_an_admin_says_how_long() -> None:
-    keys = {"api_keys": SecretStr("user"), "admin_keys": SecretStr("boss")}
-    async with served(**keys) as server:
+    async with served(api_keys=SecretStr("user"), admin_keys=SecretStr("boss")) as server:
         server.client.headers["Authorization"] = "Bearer user"
         await chat(server, keep_alive=5)
         (status,) = server.manager.statuses()
@@ -201,7 +200,7 @@ def test_what_is_no_duration_is_rejected(value: Any) -> None:
 
 
 def test_results_belong_to_their_calls() -> None:
-    calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b")]
+    calls: list[Any] = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b")]
     turns = [
         {"role": "assistant", "tool_calls": calls},
         {"role": "tool", "tool_name": "b", "content": "of b"},
