@@ -1,5 +1,6 @@
 """The requests of `/api/chat` and `/api/generate`."""
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -52,16 +53,18 @@ class AnswerRequest(RequestModel):
         return format_grammar(self.format)
 
     @property
+    @abstractmethod
     def is_empty(self) -> bool:
         """True if the request only loads or unloads the model."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def attachments(self) -> dict[str, Attachment]:
-        raise NotImplementedError
+        """The images, by their marks."""
 
+    @abstractmethod
     def to_conversation(self) -> Conversation:
-        raise NotImplementedError
+        """Return the input of the chat template."""
 
     def _conversation(self, messages: list[ChatMessage], **fields: Any) -> Conversation:
         last = messages[-1]

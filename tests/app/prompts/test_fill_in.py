@@ -8,7 +8,7 @@ import pytest
 
 from app.prompts.fill_in import ExtraFile, fill_in_prompt, fill_in_tokens
 from batching import InvalidRequest, ModelInfo
-from tests.support.speaker import END, MODEL_ID, ByteTokenizer, Served, served
+from tests.support.speaker import END, MODEL_ID, Breaking, ByteTokenizer, Served, served
 
 pytestmark = pytest.mark.anyio
 
@@ -145,3 +145,9 @@ async def test_an_infill_is_streamed() -> None:
     assert "".join(event["content"] for event in events) == "xy"
     assert [event["stop"] for event in events][-1] is True
     assert (events[-1]["stop_type"], events[-1]["stopping_word"]) == ("word", "z")
+
+
+async def test_an_infill_that_fails_ends_with_the_error() -> None:
+    async with served(b"xyz", tokenizer=Marked(*QWEN), runner=Breaking) as server:
+        response = await fill(server, "/infill", stream=True)
+    assert "error" in json.loads(response.text.strip().splitlines()[-1][6:])
