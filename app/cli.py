@@ -171,7 +171,7 @@ def _found_models(settings: Settings) -> dict[str, str]:
     if settings.models_dir is None and not settings.serve_hub_cache:
         return {}
     from app.commands.errors import CommandError
-    from app.commands.store.found import Place, find_models
+    from app.store.found import Place, find_models
 
     try:
         found = find_models(settings.models_dir)

@@ -11,7 +11,14 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app.admission.controller import AdmissionController
 from app.api.anthropic import router as messages
+from app.api.llama_cpp import infill
 from app.api.models import management, router as models
+from app.api.ollama import (
+    embed as ollama_embed,
+    models as ollama_models,
+    router as ollama,
+    store as ollama_store,
+)
 from app.api.openai.batches import router as batches
 from app.api.openai.chat import router as chat
 from app.api.openai.completions import router as completions
@@ -70,6 +77,11 @@ _ENDPOINTS: Final[Sequence[ModuleType]] = (
     files,
     batches,
     messages,
+    ollama,
+    ollama_embed,
+    ollama_models,
+    ollama_store,
+    infill,
     embeddings,
     scoring,
     tokenize,

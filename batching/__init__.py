@@ -89,7 +89,7 @@ from batching.model_info import (
 from batching.models.lease import LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
-from batching.models.needs import memory_need, vision_on_disk
+from batching.models.needs import local_path, memory_need, vision_on_disk
 from batching.models.served_model import ServedModel
 from batching.pooling import (
     Embeddings,
@@ -222,6 +222,7 @@ __all__ = [
     "lark_grammar",
     "lark_pattern",
     "literal_pattern",
+    "local_path",
     "memory_need",
     "missing_files",
     "outline",

@@ -133,12 +133,18 @@ class SchedulerManager:
                     self._residency.measured(model_id, need)
 
     def request(
-        self, name: str, due_time: float | None = None, *, is_best_effort: bool = False
+        self,
+        name: str,
+        due_time: float | None = None,
+        *,
+        is_best_effort: bool = False,
+        keep_alive: float | None = None,
     ) -> LeaseRequest:
         """Ask for the use of a model, which is loaded if it is not; the caller closes the request.
 
         due_time: the order among requests for models, on the engine's clock; None is now.
         is_best_effort: it waits behind all others, and no model in use makes room for it.
+        keep_alive: see `Residency.ask`.
 
         Raises:
             ModelNotFound: no such model is served here.
@@ -149,7 +155,7 @@ class SchedulerManager:
             self.resolve(name), due_time, self._leave, is_best_effort=is_best_effort
         )
         with self._lock:
-            self._residency.ask(request.waiter)
+            self._residency.ask(request.waiter, keep_alive)
             self._advance()
         return request
 

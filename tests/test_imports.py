@@ -36,7 +36,7 @@ ROOTS: Final = (
 # An API is schemas, a mapping to a GenerationJob, and a writer of events; nothing below knows it.
 APP_LAYERS: Final = (
     ("app.turns",),
-    ("app.worker_threads",),
+    ("app.worker_threads", "app.store"),
     ("app.observability", "app.parsing", "app.api.schemas", "app.storage"),
     ("app.http", "app.prompts"),
     ("app.admission",),

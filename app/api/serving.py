@@ -19,8 +19,8 @@ from app.generation.generation import ChoiceResult, GenerationSummary, Generatio
 from app.generation.job import GenerationJob, build_job
 from app.generation.params import GenerationParams
 from app.http.client import Client, client_in
-from app.http.early_stream import early_stream
-from app.http.errors.rejections import ModelNotReady
+from app.http.early_stream import EVENTS, StreamForm, early_stream
+from app.http.errors.rejections import Forbidden, ModelNotReady
 from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
@@ -52,13 +52,19 @@ _TIMEOUT_HEADER: Final = "X-Request-Timeout"
 
 
 async def engine_for(
-    request: Request, model_id: str | None, *, is_streamed: bool = False
+    request: Request,
+    model_id: str | None,
+    *,
+    is_streamed: bool = False,
+    form: StreamForm = EVENTS,
+    keep_alive: float | None = None,
 ) -> AsyncEngine:
     """Return the engine of a model, that of the default model for None; wait until it is loaded.
 
     It stays loaded until the request ends.
 
-    is_streamed: the response is a stream, which begins with comments if the load takes long.
+    is_streamed: the response is a stream of this form, which begins with comments if the load takes long.
+    keep_alive: see `Residency.ask`.
 
     Raises:
         ModelNotFound: no such model is served here.
@@ -76,11 +82,12 @@ async def engine_for(
         name,
         state.admission.clock() + priority / state.settings.aging_rate,
         is_best_effort=ticket is not None and ticket.is_best_effort,
+        keep_alive=keep_alive,
     )
     held_by(request).callback(lease.close)
     if not lease.future.done():
         with _waiting_for(request, name):
-            await _until_loaded(request, lease, is_streamed=is_streamed)
+            await _until_loaded(request, lease, form if is_streamed else None)
     return lease.future.result().engine
 
 
@@ -95,7 +102,7 @@ async def measured(request: Request, name: str) -> None:
         await prepared(request, partial(manager.measure, name))
 
 
-async def _until_loaded(request: Request, lease: LeaseRequest, *, is_streamed: bool) -> None:
+async def _until_loaded(request: Request, lease: LeaseRequest, form: StreamForm | None) -> None:
     """Wait for a model, with a comment in the stream now and then.
 
     Raises:
@@ -104,8 +111,8 @@ async def _until_loaded(request: Request, lease: LeaseRequest, *, is_streamed: b
     loaded = asyncio.wrap_future(lease.future)
     async with asyncio.timeout(server_state(request).settings.load_timeout):
         while not (await asyncio.wait([loaded], timeout=PING_INTERVAL))[0]:
-            if is_streamed:
-                await early_stream(request).comment("the model is being loaded")
+            if form is not None:
+                await early_stream(request).comment("the model is being loaded", form)
     # Its caller reads the error elsewhere.
     loaded.exception()
 
@@ -125,6 +132,12 @@ def _waiting_for(request: Request, name: str) -> Iterator[None]:
 async def prepared(request: Request, function: Callable[[], T]) -> T:
     """Call a blocking function that prepares a request or looks at its outputs, in a thread; keys alternate."""
     return await server_state(request).threads.prompts.run(function, client_of(request).name)
+
+
+def check_admin(request: Request) -> None:
+    """Raise Forbidden unless the client's key is one of an admin, or there are no keys."""
+    if not client_of(request).is_admin:
+        raise Forbidden(f"this needs a key of {env_name('admin_keys')}")
 
 
 def client_of(request: Request) -> Client:

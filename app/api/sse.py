@@ -1,7 +1,7 @@
-"""Server-sent events."""
+"""Streams of server-sent events, and of lines of JSON."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, cast
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
@@ -9,6 +9,8 @@ from starlette.types import Message, Send
 
 # Seconds.  Proxies and clients give up on a connection that is silent while a request waits.
 PING_INTERVAL: Final = 10
+
+LINES_TYPE: Final = "application/x-ndjson"
 
 # sse-starlette cuts every running stream as soon as the process gets a signal; here they get
 # time to finish (app/server/uvicorn_server.py).
@@ -36,3 +38,15 @@ class EventStream(EventSourceResponse):
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """Send without the cancel scope for a `send_timeout`, of which there is none here."""
         await send(message)
+
+
+class LineStream(EventStream):
+    """Streams lines of JSON, as `events` are of `EventStream`.
+
+    keep_alive: the line that is sent while there is no other; clients read each as a part of the response.
+    """
+
+    def __init__(self, lines: AsyncIterator[bytes], keep_alive: Callable[[], bytes]) -> None:
+        # A line goes the way of an event: bytes are sent as they are.
+        super().__init__(lines, cast(Callable[[], ServerSentEvent], keep_alive))
+        self.headers["content-type"] = LINES_TYPE

@@ -1,8 +1,8 @@
 """What keeps a command from its result."""
 
+from app.store.errors import CommandError
 
-class CommandError(Exception):
-    """A command cannot run; its message is one line for the user."""
+__all__ = ["CommandError", "RequestFailed"]
 
 
 class RequestFailed(Exception):

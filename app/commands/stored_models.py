@@ -11,7 +11,7 @@ from app.commands.errors import CommandError
 from app.commands.output import add_json, print_json, size_text, table
 
 if TYPE_CHECKING:
-    from app.commands.store.facts import Facts, Fit
+    from app.store.facts import Facts, Fit
     from batching import MemoryEstimate
 
 SUMMARY: Final = "list, show, check, pull and remove models"
@@ -54,9 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _fit() -> "tuple[Fit, Path | None]":
     """Return what the settings say of this machine, and the folder of models."""
-    from app.commands.store.facts import Fit
     from app.settings import SettingsError, load_settings
     from app.settings.configs import engine_config
+    from app.store.facts import Fit
     from batching import this_machine
 
     try:
@@ -68,8 +68,8 @@ def _fit() -> "tuple[Fit, Path | None]":
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from app.commands.store.facts import facts_of
-    from app.commands.store.found import find_models
+    from app.store.facts import facts_of
+    from app.store.found import find_models
 
     fit, models_dir = _fit()
     models = [facts_of(found, fit) for found in find_models(models_dir)]
@@ -122,8 +122,8 @@ def _verdict(facts: "Facts") -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from app.commands.store.facts import facts_of
-    from app.commands.store.found import find_model
+    from app.store.facts import facts_of
+    from app.store.found import find_model
 
     fit, models_dir = _fit()
     found = find_model(arguments.name, models_dir)
@@ -172,13 +172,13 @@ def _print_lines(lines: dict[str, object]) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from app.commands.store.found import find_model
+    from app.store.found import find_model
     from batching import ModelLoadError, describe
 
     fit, models_dir = _fit()
     found = find_model(arguments.name, models_dir)
     if found is None or found.problem:
-        from app.commands.store.hub import ask, describe_remote
+        from app.store.hub import ask, describe_remote
 
         described = describe_remote(ask(arguments.name))
     else:
@@ -251,8 +251,8 @@ def _kv_text(needs: "MemoryEstimate", tokens: int) -> str:
 def _pull(arguments: argparse.Namespace) -> int:
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    from app.commands.store.download import bytes_to_fetch, check_space, download, verify
-    from app.commands.store.hub import ask
+    from app.store.download import bytes_to_fetch, check_space, download, verify
+    from app.store.hub import ask
 
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -279,7 +279,7 @@ def _say(line: str) -> None:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    from app.commands.store.download import delete, find_repository
+    from app.store.download import delete, find_repository
 
     repository = find_repository(arguments.name)
     if not arguments.yes:

@@ -79,7 +79,8 @@ class Residency:
     def expires(self, model_id: str) -> float | None:
         """Return when a model is unloaded if no request asks for it; None if it is in use, or never."""
         model = self._models[model_id]
-        at = model.used + model.idle_unload
+        seconds = model.idle_unload if model.keep_alive is None else model.keep_alive
+        at = model.used + seconds
         can_expire = model.state is ModelState.LOADED and model.is_idle and not model.is_pinned
         return at if can_expire and at < inf else None
 
@@ -89,9 +90,15 @@ class Residency:
 
     # What happens
 
-    def ask(self, waiter: Waiter) -> None:
-        """Ask for a model; a Grant or a Refuse follows unless the waiter leaves."""
-        self._models[waiter.model_id].waiters.append(waiter)
+    def ask(self, waiter: Waiter, keep_alive: float | None = None) -> None:
+        """Ask for a model; a Grant or a Refuse follows unless the waiter leaves.
+
+        keep_alive: seconds without a further request after which the model is unloaded, unless it is pinned;
+            None are those that it was added with.  That of the last request decides.
+        """
+        model = self._models[waiter.model_id]
+        model.waiters.append(waiter)
+        model.keep_alive = keep_alive
 
     def leave(self, waiter: Waiter) -> None:
         """Wait no more; does nothing if the waiter was granted or refused."""

@@ -17,6 +17,7 @@ class TrackedModel:
     own_need: what it needs; None until it is known.
     is_cancelled, is_closing: the load, or the close, that is under way.
     is_unwanted: it is to drain.
+    keep_alive: seconds instead of `idle_unload` that the last request asked for; None if it did not.
     changed, used: seconds, since when it is loaded or has failed, and when it was last used.
     """
 
@@ -31,6 +32,7 @@ class TrackedModel:
     is_cancelled: bool = False
     is_closing: bool = False
     is_unwanted: bool = False
+    keep_alive: float | None = None
     changed: float = -inf
     used: float = -inf
     num_changes: int = 0

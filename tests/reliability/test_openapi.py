@@ -24,9 +24,11 @@ pytestmark = pytest.mark.timeout(240)
 
 # Others each week.
 NUM_EXAMPLES: Final = [4, pytest.param(30, marks=pytest.mark.slow)]
+MODEL: Final = "smollm2-135m-instruct"
 INPUT_TOKENS: Final = f"{RESPONSES}/input_tokens"
 TIMEOUT: Final = 30.0
 MAX_ANSWER: Final = 2048
+OLLAMA: Final = ("/api/chat", "/api/generate", "/api/show", "/api/embed", "/api/embeddings")
 OPERATIONS: Final = [
     f"POST {CHAT}",
     f"POST {RENDER}",
@@ -39,6 +41,13 @@ OPERATIONS: Final = [
     f"DELETE {RESPONSES}/{{response_id}}",
     f"GET {RESPONSES}/{{response_id}}/input_items",
     f"POST {RESPONSES}/{{response_id}}/cancel",
+    *(f"POST {path}" for path in OLLAMA),
+    "GET /api/tags",
+    "GET /api/ps",
+    "POST /api/pull",
+    "DELETE /api/delete",
+    "GET /api/version",
+    "POST /infill",
     "POST /v1/embeddings",
     "POST /v1/rerank",
     "POST /v2/rerank",
@@ -86,6 +95,8 @@ SERVED: Final[dict[str, dict[str, Any]]] = {
     COUNT: {"messages": [{"role": "user", "content": "Hi"}]},
     RESPONSES: {"input": "Hi"},
     INPUT_TOKENS: {"input": "Hi"},
+    "/api/chat": {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]},
+    "/api/generate": {"model": MODEL, "prompt": "Hi"},
     "/v1/embeddings": {"input": "Hi"},
     "/v1/rerank": RANKED,
     "/v2/rerank": RANKED,
@@ -141,6 +152,8 @@ def check(case: Case[Any]) -> None:
             short["max_output_tokens"] = 1
         elif "max_tokens" not in given and "max_completion_tokens" not in given:
             short["max_tokens"] = 1
+        if case.path in ("/api/chat", "/api/generate"):
+            short = {"options": {"num_predict": 1}} if "options" not in given else {}
         case.body = body | short
     response = case.call(timeout=TIMEOUT)
     load_all_checks()
@@ -148,6 +161,9 @@ def check(case: Case[Any]) -> None:
     case.validate_response(response, checks=checks)
     if response.status_code >= HTTPStatus.BAD_REQUEST:
         assert len(response.content) < MAX_ANSWER
+        if case.path.startswith("/api/"):
+            assert isinstance(response.json()["error"], str)
+            return
         fields = {"type"} if case.path in (MESSAGES, COUNT) else {"type", "param", "code"}
         assert {"message"} | fields <= set(response.json()["error"])
 
@@ -217,6 +233,8 @@ def test_the_document_has_all_operations_and_no_answer_that_is_never_sent(server
     for operation_name, described in found.items():
         is_anthropic = operation_name in (f"POST {MESSAGES}", f"POST {COUNT}")
         envelope = "AnthropicError" if is_anthropic else "ErrorEnvelope"
+        if " /api/" in operation_name:
+            envelope = "OllamaError"
         assert "422" not in described["responses"]
         for status, response in described["responses"].items():
             if status != "200":

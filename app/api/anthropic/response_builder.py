@@ -1,13 +1,10 @@
 """The responses of `/v1/messages`, streamed or not."""
 
-import json
-import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from sse_starlette import ServerSentEvent
 
 from app.api.anthropic.conversation import THINKING, tool_use_id
@@ -22,6 +19,7 @@ from app.api.anthropic.response import (
     ThinkingBlock,
     ToolUseBlock,
 )
+from app.api.call_inputs import call_inputs
 from app.generation.choice import ChoiceFinishReason, Delta
 from app.generation.generation import ChoiceResult, Generation, GenerationSummary
 from app.http.errors.formats import anthropic_error
@@ -34,7 +32,6 @@ from app.parsing.events import (
     ToolCallArguments,
     ToolCallStart,
 )
-from app.parsing.json_text import refuse_constant
 from app.storage.seal import Sealer
 from batching import FinishReason
 
@@ -83,7 +80,7 @@ class MessageBuilder:
         )
         # Nowhere else: inside strings, quotes are escaped.
         before, *others = message.model_dump_json().split(_NO_INPUT)
-        inputs = _inputs(result.events)
+        inputs = call_inputs(result.events)
         rest = (f'"input":{text}{other}' for text, other in zip(inputs, others, strict=True))
         return before + "".join(rest)
 
@@ -213,12 +210,6 @@ async def message_events(generation: Generation, builder: MessageBuilder) -> Asy
         yield builder.error_event(error)
 
 
-# Whole pairs and escaped backslashes come first, and stay.
-_HALVES: Final = re.compile(
-    r"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-)
-
-
 def _event(kind: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json({"type": kind} | fields))
 
@@ -230,44 +221,3 @@ def _stop_reason(reason: ChoiceFinishReason, stop: str | None) -> StopReason:
 
 def _tool_use(start: ToolCallStart) -> ToolUseBlock:
     return ToolUseBlock(type="tool_use", id=tool_use_id(start.call_id), name=start.name, input={})
-
-
-def _inputs(events: Iterable[MessageEvent]) -> list[str]:
-    """Return the arguments of each call, which may have none, as the JSON of an object."""
-    inputs: list[str] = []
-    for event in events:
-        if isinstance(event, ToolCallStart):
-            inputs.append("{}")
-        elif isinstance(event, ToolCallArguments):
-            inputs[-1] = _input(event.text)
-    return inputs
-
-
-def _input(text: str) -> str:
-    """Return arguments as they are if they are an object, as a stream has them.
-
-    Those of a call that was cut off are read as Anthropic's SDKs read a stream.  What is no object is returned in
-    one, as Anthropic's documents advise clients to send it.
-    """
-    readable = _without_halves(text)
-    if _is_object(readable):
-        return readable
-    with suppress(ValueError):
-        value = from_json(readable, allow_inf_nan=False, allow_partial=True)
-        if isinstance(value, dict):
-            return to_json(value, inf_nan_mode="null").decode()
-    return json.dumps({"INVALID_JSON": text})
-
-
-def _is_object(text: str) -> bool:
-    """Return whether a text is the JSON of an object, with numbers of any size."""
-    try:
-        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict)
-
-
-def _without_halves(text: str) -> str:
-    """Replace escapes of half a surrogate pair, which JSON allows and no text can have."""
-    return _HALVES.sub(lambda found: found[1] or r"\ufffd", text)

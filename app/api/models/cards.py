@@ -6,6 +6,7 @@ from time import time
 from app.api.models.schemas import Batching, Memory, Modalities, ModelCard, Status
 from app.parsing.formats.model_format import message_format
 from app.parsing.reasoning.reasoning_markers import reasoning_markers
+from app.prompts.fill_in import fill_in_tokens
 from app.server_state import ServerState
 from batching import (
     Embeddings,
@@ -65,6 +66,8 @@ def capabilities(model: ModelInfo) -> list[str]:
     found = ["completion"]
     if model.tokenizer.has_chat_template and message_format(model).is_native:
         found.append("tools")
+    if fill_in_tokens(model) is not None:
+        found.append("insert")
     if reasoning_markers(model) is not None:
         found.append("thinking")
     if isinstance(model.vision, VisionModel):

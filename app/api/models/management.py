@@ -11,13 +11,12 @@ from fastapi import APIRouter, Request
 from app.api.models.cards import status_object
 from app.api.models.schemas import Accepted, ModelName
 from app.api.schemas.errors import ERROR_RESPONSES
-from app.api.serving import client_of, measured
+from app.api.serving import check_admin, client_of, measured
 from app.api.sse import EventStream
-from app.http.errors.rejections import Forbidden, Unavailable
+from app.http.errors.rejections import Unavailable
 from app.http.json_body import JsonRoute
 from app.http.request_lifetime import held_by
 from app.server_state import server_state
-from app.settings import env_name
 from batching import ModelState, SchedulerManager
 
 # Seconds between two looks at the progress of a load.
@@ -35,7 +34,7 @@ async def load_model(body: ModelName, request: Request) -> Accepted:
         Forbidden: the key is not one of an admin.
         ModelNotFound, ModelTooLarge: it can never be loaded.
     """
-    _check_admin(request)
+    check_admin(request)
     await measured(request, body.model)
     lease = server_state(request).manager.request(body.model)
     # What is refused at once is the client's fault, or that of the last load.
@@ -53,7 +52,7 @@ async def unload_model(body: ModelName, request: Request) -> Accepted:
         Forbidden: the key is not one of an admin.
         ModelNotFound: there is no such model.
     """
-    _check_admin(request)
+    check_admin(request)
     server_state(request).manager.unload(body.model)
     return Accepted()
 
@@ -71,11 +70,6 @@ async def watch_models(request: Request) -> EventStream:
     held.callback(changes.close)
     held.callback(service.model_watchers.discard, changes)
     return EventStream(changes.events())
-
-
-def _check_admin(request: Request) -> None:
-    if not client_of(request).is_admin:
-        raise Forbidden(f"this needs a key of {env_name('admin_keys')}")
 
 
 class ModelChanges:

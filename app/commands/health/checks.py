@@ -14,11 +14,11 @@ from app.commands.errors import CommandError
 from app.commands.health.finding import Finding, bad, note, ok
 from app.commands.health.self_test import self_test
 from app.commands.output import GIB, size_text
-from app.commands.store.found import find_model
 from app.server.uvicorn_server import BindError, bind
 from app.settings import Settings, SettingsError, load_settings
 from app.settings.configs import engine_config
 from app.storage.data_dir import default_data_dir
+from app.store.found import find_model
 from batching import (
     BackendReport,
     EngineConfig,

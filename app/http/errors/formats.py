@@ -13,6 +13,7 @@ _MAX_PARAM: Final = 100
 
 _MESSAGES: Final = "/v1/messages"
 _MODELS: Final = "/v1/models"
+_OLLAMA: Final = "/api/"
 
 # Anthropic's type of a status; any other is the request's fault below 500, else the server's.
 _ANTHROPIC_TYPES: Final = {
@@ -67,8 +68,15 @@ def anthropic_error(report: ErrorReport, request_id: str) -> str:
     return json.dumps({"type": "error", "error": error, "request_id": request_id})
 
 
+def ollama_error(report: ErrorReport, request_id: str = "") -> str:
+    """Return `{"error": message}`."""
+    return json.dumps({"error": _message(report)[:_MAX_MESSAGE]})
+
+
 def error_format(scope: Scope) -> ErrorFormat:
     """Return the format that the client of a request expects."""
+    if scope["path"].startswith(_OLLAMA):
+        return ollama_error
     return anthropic_error if is_anthropic(scope) else openai_error
 
 
@@ -91,12 +99,16 @@ def _anthropic_type(report: ErrorReport) -> str:
 
 
 def _anthropic_message(report: ErrorReport) -> str:
-    """Return the message, which names the field: there is no member for it."""
     if report.context is not None:
         # Agents read both numbers, and shorten their history by the difference: it is never 0,
         # since a prompt that fills the context leaves no room for a token.
         num_tokens, limit = report.context
         return f"prompt is too long: {num_tokens} tokens > {min(limit, num_tokens - 1)} maximum"
+    return _message(report)
+
+
+def _message(report: ErrorReport) -> str:
+    """Return the message, which names the field where there is no member for it."""
     param = None if report.param is None else report.param[:_MAX_PARAM]
     if param is None or report.message.startswith(param):
         return report.message

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from app.api import serving
 from app.api.models.cards import capabilities
 from app.api.models.management import MAX_LISTENERS, ModelChanges
-from app.http.early_stream import EarlyStream
+from app.http.early_stream import EarlyStream, StreamForm
 from batching import (
     Embeddings,
     EngineConfig,
@@ -48,8 +48,8 @@ def comments(monkeypatch: pytest.MonkeyPatch) -> asyncio.Semaphore:
     monkeypatch.setattr(serving, "PING_INTERVAL", 0.001)
     sent, send = asyncio.Semaphore(0), EarlyStream.comment
 
-    async def comment(stream: EarlyStream, text: str) -> None:
-        await send(stream, text)
+    async def comment(stream: EarlyStream, text: str, form: StreamForm) -> None:
+        await send(stream, text, form)
         sent.release()
 
     monkeypatch.setattr(EarlyStream, "comment", comment)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from app.commands.parser import main
-from app.commands.store import found
+from app.store import found
 from batching import HOW_TO_SEE, Compute, Machine
 from batching.model_files import vision
 from tests.support.gguf_bytes import A_TENSOR, gguf

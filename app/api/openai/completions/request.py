@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field, PlainValidator, model_validator
 from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.prompts import Prompts, prompts_type, read_prompts
 from app.api.openai.schemas.sampling import MAX_CHOICES, MAX_TOKENS_NAMES, GenerationRequest
-from app.api.schemas.fields import INT32_MAX, field_error
+from app.api.schemas.fields import INT32_MAX, Text, field_error
 from app.generation.params import BeamParams, GenerationParams
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
@@ -63,6 +63,9 @@ class CompletionRequest(GenerationRequest):
     defaults = unsupported.COMPLETIONS
 
     prompt: _Prompts
+    suffix: Text = Field(
+        default="", description="The model fills in what stands between `prompt` and this."
+    )
     max_tokens: int | None = Field(
         default=None,
         ge=0,
@@ -98,6 +101,15 @@ class CompletionRequest(GenerationRequest):
             raise field_error("without echo: true it must be at least 1", "max_tokens")
         if self.logprob_token_ids and self.logprobs is None:
             raise field_error("this needs logprobs", "logprob_token_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _check_suffix(self) -> Self:
+        for name in ("echo", "truncate_prompt_tokens"):
+            if self.suffix and getattr(self, name):
+                raise field_error(f"it cannot be combined with {name}", "suffix")
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise field_error("it needs a prompt in text", "suffix")
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,7 @@
 """`POST /v1/completions`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Final
@@ -16,9 +17,11 @@ from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, engine_for, json_response, prepared, writer
 from app.generation.detokenizer import Detokenizer
 from app.generation.job import GenerationJob
+from app.generation.params import GenerationParams
 from app.generation.submit import search_beams, submit
 from app.http.json_body import JsonRoute
 from app.parsing.output_format import OutputFormat
+from app.prompts.fill_in import fill_in_prompt, fill_in_tokens
 from app.prompts.render import completion_prompt
 from app.server_state import server_state
 from batching import AsyncEngine, InvalidRequest, ModelInfo
@@ -44,7 +47,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             request,
             engine,
             prompts,
-            body.to_generation_params(),
+            _params(engine.model, body),
             completion_id=new_id("cmpl"),
             output=OutputFormat(grammar=grammar),
         )
@@ -90,20 +93,32 @@ def _prompts(model: ModelInfo, body: CompletionRequest, max_tokens: int) -> list
     prompts: list[list[int]] = []
     num_tokens = 0
     for prompt in body.prompt:
-        prompts.append(
-            completion_prompt(
-                model,
-                prompt,
-                add_special_tokens=body.add_special_tokens,
-                truncation=body.truncation(),
-            )
-        )
+        prompts.append(_tokens(model, body, prompt))
         num_tokens += len(prompts[-1])
         # Before the next one is tokenized, which is what takes time.
         if len(body.prompt) > 1 and num_tokens > max_tokens:
             message = f"all prompts together may have at most {max_tokens} tokens"
             raise InvalidRequest("prompt", message)
     return prompts
+
+
+def _tokens(model: ModelInfo, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    if body.suffix and isinstance(prompt, str):
+        return fill_in_prompt(model, "suffix", prompt, body.suffix).token_ids
+    return completion_prompt(
+        model,
+        prompt,
+        add_special_tokens=body.add_special_tokens,
+        truncation=body.truncation(),
+    )
+
+
+def _params(model: ModelInfo, body: CompletionRequest) -> GenerationParams:
+    params = body.to_generation_params()
+    tokens = model.derived(fill_in_tokens) if body.suffix else None
+    if tokens is None:
+        return params
+    return replace(params, stop_token_ids=[*params.stop_token_ids, *tokens.ends])
 
 
 def _prompt_text(model: ModelInfo, prompt: Sequence[int]) -> PromptText:

@@ -65,7 +65,6 @@ COMPLETIONS: Final[Defaults] = {
     "enable_thinking": (False,),
     "thinking": (False, {"type": "disabled"}),
     "reasoning": ({"effort": "none"}, {"enabled": False}),
-    "suffix": ("",),
     "prompt_embeds": (),
 }
 

@@ -18,7 +18,7 @@ from app.commands.health.checks import check_folder, check_python
 from app.commands.health.finding import Finding
 from app.commands.health.self_test import self_test
 from app.commands.parser import main
-from app.commands.store import found
+from app.store import found
 from batching import (
     BUNDLED_MODEL,
     BackendReport,

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from app.commands.store.found import FoundModel
+from app.store.found import FoundModel
 from batching import (
     EngineConfig,
     Machine,

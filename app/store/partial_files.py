@@ -11,7 +11,7 @@ from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 
-from app.commands.store.hub import RemoteFile, Repository, endpoint
+from app.store.hub import RemoteFile, Repository, endpoint
 
 # A smaller one is begun again.
 _LARGE: Final = 8 << 20

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from huggingface_hub import HfApi, constants, snapshot_download
 
-from app.commands.errors import CommandError
-from app.commands.store.found import cached_repositories
-from app.commands.store.hub import RemoteFile, Repository, endpoint, told
-from app.commands.store.partial_files import arrived_bytes, can_resume, resume
+from app.store.errors import CommandError
+from app.store.found import cached_repositories
+from app.store.hub import RemoteFile, Repository, endpoint, told
+from app.store.partial_files import arrived_bytes, can_resume, resume
 from batching import hub_files
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from app.commands.parser import main
-from app.commands.store.download import download
-from app.commands.store.hub import ask
+from app.store.download import download
+from app.store.hub import ask
 from tests.support.hub import Hub
 from tests.support.hub_cache import hub_of, use_cache
 from tests.support.local_models import model_files, safetensors
 
-ROOT: Final = Path(__file__).parents[4]
+ROOT: Final = Path(__file__).parents[3]
 NAME: Final = "org/model"
 WEIGHTS: Final = "model.safetensors"
 
@@ -125,7 +125,7 @@ def test_a_connection_that_breaks_is_resumed_where_it_broke(
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are large enough to be resumed."""
-    monkeypatch.setattr("app.commands.store.partial_files._LARGE", 1000)
+    monkeypatch.setattr("app.store.partial_files._LARGE", 1000)
 
 
 PULL: Final = """
@@ -133,7 +133,7 @@ import sys
 from huggingface_hub import constants
 constants.DOWNLOAD_CHUNK_SIZE = 1000
 from app.commands.parser import main
-from app.commands.store import partial_files
+from app.store import partial_files
 partial_files._LARGE = 1000
 main(["models", "pull", sys.argv[1]])
 """
@@ -329,7 +329,7 @@ def test_an_error_of_the_program_itself_is_no_line(
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("app.commands.store.download.snapshot_download", fail)
+    monkeypatch.setattr("app.store.download.snapshot_download", fail)
     with pytest.raises(ZeroDivisionError):
         pull()
 

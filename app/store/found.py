@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from app.commands.errors import CommandError
+from app.store.errors import CommandError
 from batching import BUNDLED_MODEL, HOW_TO_BUNDLE, bundled_file, is_hub_id, missing_files
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from app.commands.errors import CommandError
+from app.store.errors import CommandError
 from batching import ModelDescription, ModelLoadError, hub_files, is_hub_id, outline, read_config
 
 _CONFIG: Final = "config.json"

@@ -1,0 +1,1 @@
+"""Endpoints of llama.cpp's server."""
