@@ -37,6 +37,7 @@ def to_conversation(body: ResponseRequest, items: Sequence[InputItem]) -> Conver
         tool_choice=to_tool_choice(body.tool_choice) if tools else "none",
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort,
+        thinking_budget=body.reasoning.budget,
         template_kwargs=body.chat_template_kwargs,
         adapt_turns=True,
     )

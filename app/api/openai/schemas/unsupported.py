@@ -45,7 +45,6 @@ CHAT: Final[Defaults] = {
     **_BOTH,
     "best_of": (1,),
     "reasoning_format": ("auto", "deepseek"),
-    "thinking_budget_tokens": (-1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "functions": ([],),
@@ -60,7 +59,6 @@ CHAT: Final[Defaults] = {
     "echo": (False,),
     "add_special_tokens": (False,),
     "documents": (),
-    "thinking_token_budget": (),
 }
 
 COMPLETIONS: Final[Defaults] = {
@@ -69,6 +67,8 @@ COMPLETIONS: Final[Defaults] = {
     "enable_thinking": (False,),
     "thinking": (False, {"type": "disabled"}),
     "reasoning": ({"effort": "none"}, {"enabled": False}),
+    "thinking_token_budget": (-1,),
+    "thinking_budget_tokens": (-1,),
     "suffix": ("",),
     "prompt_embeds": (),
 }
