@@ -216,6 +216,8 @@ class TokenRunner:
     def _output(self, s: Slice) -> SliceOutput:
         sequence = self._states_of[s.sequence_id]
         params = sequence.sampling
+        if sequence.matcher is not None:
+            assert s.num_samples <= max(1, sequence.matcher.num_free), "drafts that need masks"
         prefixes = [self._prefix(s, s.stop - i) for i in reversed(range(s.num_samples))]
         sampled = [(sequence, prefix) for prefix in prefixes]
         sampled += [(self._states_of[fork], prefixes[-1]) for fork in s.forks]

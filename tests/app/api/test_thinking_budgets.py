@@ -81,6 +81,13 @@ async def test_what_the_model_says_behind_the_budget_is_content(
     assert num_reasoning(answer) == 2 * (budget + len(end))
 
 
+async def test_a_marker_that_has_begun_is_finished() -> None:
+    tokenizer = marked(PLAIN_TEMPLATE + HISTORY, is_spelt=True)
+    async with saying("<think>AB\n</thYES", tokenizer) as server:
+        answer = (await server.chat(thinking_token_budget=len("AB\n</th"))).json()
+    assert parts(answer) == [("AB", "YES", "stop")]
+
+
 @pytest.mark.parametrize("budget", [9, 100, -1])
 async def test_a_thought_that_ends_in_time_is_left_alone(budget: int) -> None:
     said = "<think>ABCDEFGH</think>YES"
