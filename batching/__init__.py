@@ -27,6 +27,7 @@ from batching.constraints.grammar_text import (
 from batching.constraints.lark_pattern import lark_pattern
 from batching.constraints.lark_process import NotRegular, literal_pattern
 from batching.constraints.protocol import AllowedTokens, Constraint
+from batching.constraints.thinking import ThinkingBudget, ThinkingLimit
 from batching.engine.async_engine import AsyncEngine
 from batching.engine.memory_use import MemoryUse
 from batching.engine.request_checks import check_input, check_token_ids
@@ -192,6 +193,8 @@ __all__ = [
     "StepRecord",
     "StoreUse",
     "StoredCache",
+    "ThinkingBudget",
+    "ThinkingLimit",
     "TokenLogprobs",
     "TokenOutput",
     "TokenStream",

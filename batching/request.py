@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Final
 
 from batching.block_manager import BlockContents, BlockTable
+from batching.constraints.protocol import UNLIMITED
 from batching.inputs.images import Spans, cache_ids
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import PoolingType
@@ -71,6 +72,8 @@ class BatchRequest:
     A best-effort request (a line of a batch) runs when no other request has work, and now and then
     beside others.
 
+    Of the tokens that follow the known ones, `num_free` need no mask of a constraint.
+
     While `expects_token` is true, the last token is the placeholder UNKNOWN_TOKEN: a step in flight will
     sample it, and the next step is planned before it is known.
     """
@@ -119,6 +122,7 @@ class BatchRequest:
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.expects_token = False
+        self.num_free = UNLIMITED if spec.constraint is None else 0
 
     def __repr__(self) -> str:
         return (

@@ -24,6 +24,7 @@ from batching import (
     PlacedImage,
     SamplingParams,
     SequenceSpec,
+    ThinkingBudget,
     check_token_ids,
 )
 
@@ -116,10 +117,14 @@ def build_job(
     )
     engine.check([spec.with_prompt(prompt) for prompt in prompts])
     _check_prompt_logprobs(prompts, params)
-    if params.logprobs is not None or params.prompt_logprobs is not None:
+    asks_for_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+    if asks_for_logprobs or output.thinking is not None:
         # The first call reads the vocabulary, which takes up to a second.
         engine.grammars.token_bytes(0)
-    spec = replace(spec, constraint=_constraint(engine, params, output.grammar))
+    constraint = _constraint(engine, params, output.grammar)
+    if output.thinking is not None:
+        constraint = ThinkingBudget(output.thinking, constraint, engine.grammars.token_bytes)
+    spec = replace(spec, constraint=constraint)
     if spec.max_tokens == 0:
         # To read a prompt, a token has to be sampled.
         spec = replace(spec, max_tokens=1)

@@ -15,6 +15,7 @@ class MessageSpec:
     tools: the tools that may be called.
     content: the grammar of the content; None allows any text.
     begun: the beginning of the message, if the prompt ends with it.
+    thinking_budget: the most tokens of reasoning; None is no limit.
     """
 
     tools: Sequence[ToolSpec] = ()
@@ -22,6 +23,7 @@ class MessageSpec:
     is_parallel: bool = True
     content: GrammarSpec | None = None
     begun: str = ""
+    thinking_budget: int | None = None
 
     @property
     def is_call(self) -> bool:

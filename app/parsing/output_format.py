@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.parsing.events import ContentPiece, MessageEvent
-from batching import GrammarText
+from batching import GrammarText, ThinkingLimit
 
 
 class Parser(Protocol):
@@ -61,8 +61,10 @@ class OutputFormat:
     """How the text of a completion is constrained and parsed.
 
     visible_special_ids: special tokens that stay in the text because the parser looks for them.
+    thinking: the limit of the reasoning; None if there is none, or no reasoning.
     """
 
     grammar: GrammarSpec | None = None
     new_parser: Callable[[], Parser] = PlainText
     visible_special_ids: frozenset[int] = frozenset()
+    thinking: ThinkingLimit | None = None

@@ -49,6 +49,7 @@ def prepare_chat(
         is_parallel=_is_parallel(conversation),
         content=grammar,
         begun=_begun(conversation),
+        thinking_budget=conversation.thinking_limit,
     )
     retained: tuple[RetainedPrefix, ...] = ()
     if any(message.breakpoints for message in conversation.messages):

@@ -60,6 +60,7 @@ class Conversation:
 
     reasoning_effort: OpenAI's, `none` to `max`; None leaves it to the template.
     thinking: whether the model reasons; None leaves it to the template and the effort.
+    thinking_budget: the most tokens of reasoning; None is no limit.
     template_kwargs: further variables of the template, from the request.
     add_generation_prompt: end the prompt where the assistant's message begins.
     continue_final_message: the completion continues the last message.
@@ -73,10 +74,25 @@ class Conversation:
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     thinking: bool | None = None
+    thinking_budget: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     adapt_turns: bool = False
+
+    @property
+    def thinking_switch(self) -> bool | None:
+        """Whether the model reasons, by `thinking` or a budget of nothing; None leaves it to the template."""
+        is_off = self.thinking is None and self.thinking_budget == 0
+        return False if is_off else self.thinking
+
+    @property
+    def thinking_limit(self) -> int | None:
+        """The most tokens of reasoning: not every template can leave out what is not wanted."""
+        if self.thinking_budget is not None:
+            return self.thinking_budget
+        is_off = self.thinking is None and self.reasoning_effort == "none"
+        return 0 if is_off or self.thinking is False else None
 
     @property
     def offered_tools(self) -> Sequence[ToolSpec]:

@@ -233,13 +233,16 @@ def _template_error_message(model: ModelInfo, error: Exception) -> str:
 
 def _template_kwargs(conversation: Conversation, format_: MessageFormat) -> dict[str, Any]:
     kwargs = dict(conversation.template_kwargs)
-    if (thinking := conversation.thinking) is not None:
+    if (thinking := conversation.thinking_switch) is not None:
         # Templates have a switch of either name.
         kwargs = {"enable_thinking": thinking, "thinking": thinking} | kwargs
     if (effort := conversation.reasoning_effort) is not None:
         known = harmony_effort(effort) if format_.has_channels else effort
         kwargs.setdefault("reasoning_effort", known)
         kwargs.setdefault("enable_thinking", effort not in _NO_REASONING)
+    if (budget := conversation.thinking_budget) is not None:
+        # Seed-OSS's says it to the model.
+        kwargs.setdefault("thinking_budget", budget)
     continues = conversation.continue_final_message
     return kwargs | {
         "add_generation_prompt": conversation.add_generation_prompt and not continues,

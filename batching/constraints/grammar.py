@@ -108,7 +108,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = [i for i in sorted(eos_token_ids) if i < vocab_size]
         self._lock = Lock()
-        self._loaded: Vocabulary | None = None
+        self._loaded: Vocabulary | str | None = None
         self._is_within_limits = lru_cache(_MAX_CACHED_CHECKS)(self._compiles_within_limits)
 
     def compile(self, grammar: GrammarText, *, param: str = "grammar") -> Grammar:
@@ -162,12 +162,20 @@ class GrammarCompiler:
     def _vocabulary(self) -> Vocabulary:
         with self._lock:
             if self._loaded is None:
-                try:
-                    with panics_as_exceptions():
-                        self._loaded = self._load()
-                except GrammarPanic as error:
-                    raise ValueError("its tokenizer cannot be read") from error
+                self._loaded = self._load_or_reason()
+            if isinstance(self._loaded, str):
+                raise ValueError(self._loaded)
             return self._loaded
+
+    def _load_or_reason(self) -> Vocabulary | str:
+        """Return the vocabulary, or why there is none: a tokenizer is not read again for each token."""
+        try:
+            with panics_as_exceptions():
+                return self._load()
+        except GrammarPanic:
+            return "its tokenizer cannot be read"
+        except ValueError as error:
+            return str(error)
 
     def _load(self) -> Vocabulary:
         """Read the tokenizer, which takes up to a second.

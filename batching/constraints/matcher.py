@@ -67,6 +67,11 @@ class GrammarMatcher:
         self._vocabulary = vocabulary
         self._failure: str | None = None
 
+    @property
+    def num_free(self) -> int:
+        """Each token needs a mask."""
+        return 0
+
     def fill_mask(self, row: NDArray[np.int32]) -> None:
         """Write which tokens may follow: bit `i % 32` of word `i // 32` stands for token i.
 

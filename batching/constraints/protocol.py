@@ -1,10 +1,13 @@
 """Which tokens may follow: a grammar, or a list of tokens."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+# More tokens than any output has.
+UNLIMITED: Final = 1 << 40
 
 # One bit for each token id: bit i % 32 of word i // 32, little end first.
 MaskRow = npt.NDArray[np.int32]
@@ -24,6 +27,11 @@ class TokenMatcher(Protocol):
     @property
     def error(self) -> str | None:
         """Why the constraint cannot be followed any further, for a person to read."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """How many of the next tokens need no mask, whatever the ones before them are."""
         ...
 
     def fill_mask(self, row: MaskRow) -> None:
@@ -54,6 +62,7 @@ class AllowedTokens:
 
     is_complete = False
     error = None
+    num_free = 0
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         self.token_ids = tuple(sorted(set(token_ids)))

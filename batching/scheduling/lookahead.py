@@ -13,7 +13,8 @@ def is_predictable(s: Slice, request: BatchRequest, *, may_draft: bool) -> bool:
         return False
     if not s.num_samples:
         return True
-    if request.spec.constraint is not None:
+    # The token in flight, and the one behind it.
+    if request.num_free < 2:
         return False
     return not (may_draft and request.drafter.may_draft(request.token_ids))
 

@@ -24,6 +24,7 @@ class RequestFailure(NamedTuple):
 def append_sampled(request: BatchRequest, s: Slice, output: SliceOutput) -> tuple[int, ...]:
     """Append the sampled tokens of a slice to its request, until that ends; return them."""
     is_complete = request.request_id in output.completed
+    note_free(request, output)
     appended: list[int] = []
     for token_id in accepted(s, output):
         request.append(token_id, is_complete=is_complete)
@@ -31,6 +32,12 @@ def append_sampled(request: BatchRequest, s: Slice, output: SliceOutput) -> tupl
         if request.finish_reason is not None:
             break
     return tuple(appended)
+
+
+def note_free(request: BatchRequest, output: SliceOutput) -> None:
+    """Note how many of the next tokens of a request need no mask, if it has a constraint."""
+    if output.num_free:
+        request.num_free = dict(output.num_free).get(request.request_id, request.num_free)
 
 
 def token_output(

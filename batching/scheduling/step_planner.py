@@ -197,7 +197,8 @@ class StepPlanner:
 
     def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
         """Propose draft tokens, as many as the request's last block has room for."""
-        if max_drafts < 1 or request.spec.constraint is not None or request.expects_token:
+        max_drafts = min(max_drafts, request.num_free - 1)
+        if max_drafts < 1 or request.expects_token:
             return ()
         room = len(request.block_table) * self._config.block_size - request.num_tokens
         remaining = request.spec.output_limit - request.num_output_tokens - 1

@@ -12,6 +12,7 @@ from batching.scheduling.outputs import (
     RequestOutput,
     append_sampled,
     embedding_output,
+    note_free,
     progress_outputs,
     token_output,
 )
@@ -134,6 +135,7 @@ class StepRecorder:
         fork.move_to(RequestStatus.RUNNING)
         self._running.join(fork)
         token_id = output.token_ids[position]
+        note_free(fork, output)
         fork.append(token_id, is_complete=fork.request_id in output.completed)
         logprobs = output.logprobs[position : position + 1]
         made = self._make_output(fork, (token_id,), logprobs, output)

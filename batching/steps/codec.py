@@ -9,7 +9,8 @@ from typing import Any, Final
 from batching.block_manager import BlockCopy, BlockIds, Run
 from batching.block_store.keys import Key, Kind
 from batching.constraints.grammar import Grammar
-from batching.constraints.protocol import AllowedTokens
+from batching.constraints.protocol import AllowedTokens, Constraint
+from batching.constraints.thinking import ThinkingBudget, ThinkingLimit, TokenBytes
 from batching.inputs.images import ImageInput, PlacedImage, Span, TowerArray
 from batching.inputs.retention import RetainedPrefix, Retention
 from batching.inputs.sampling_params import DryParams, SamplingParams
@@ -39,7 +40,7 @@ _CLASSES: Final = (
         Retention,
         RetainedPrefix,
     ),
-    *(AllowedTokens, Grammar, frozenset),
+    *(AllowedTokens, Grammar, ThinkingBudget, ThinkingLimit, frozenset),
     *(ImageInput, PlacedImage, Span, TowerArray),
     *(SaveOrder, RestoreOrder, Key, Kind),
 )
@@ -55,10 +56,15 @@ def encode(plan: StepPlan) -> bytes:
     return pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def decode(data: bytes, compile_grammar: Callable[[Grammar], Grammar]) -> StepPlan:
+def decode(
+    data: bytes,
+    compile_grammar: Callable[[Grammar], Grammar],
+    token_bytes: TokenBytes | None = None,
+) -> StepPlan:
     """Return the plan of these bytes, which may come from anybody: no code is looked up in them.
 
     compile_grammar: returns a grammar that has matchers in this process, of one that is only a text.
+    token_bytes: of the model's vocabulary, for budgets of thinking; without it these have no matchers.
 
     Raises:
         InvalidPlan: the bytes are no plan.
@@ -69,16 +75,19 @@ def decode(data: bytes, compile_grammar: Callable[[Grammar], Grammar]) -> StepPl
         raise InvalidPlan("the bytes are no plan") from error
     if not isinstance(plan, StepPlan):
         raise InvalidPlan(f"the bytes are a {type(plan).__name__}, not a plan")
-    return replace(plan, started=tuple(_compiled(s, compile_grammar) for s in plan.started))
 
+    def compiled(constraint: Constraint | None) -> Constraint | None:
+        if isinstance(constraint, ThinkingBudget):
+            return ThinkingBudget(constraint.limit, compiled(constraint.inner), token_bytes)
+        return compile_grammar(constraint) if isinstance(constraint, Grammar) else constraint
 
-def _compiled(
-    started: StartedSequence, compile_grammar: Callable[[Grammar], Grammar]
-) -> StartedSequence:
-    constraint = started.spec.constraint
-    if not isinstance(constraint, Grammar):
-        return started
-    return replace(started, spec=replace(started.spec, constraint=compile_grammar(constraint)))
+    return replace(
+        plan,
+        started=tuple(
+            replace(s, spec=replace(s.spec, constraint=compiled(s.spec.constraint)))
+            for s in plan.started
+        ),
+    )
 
 
 class _Reader(pickle.Unpickler):

@@ -73,14 +73,12 @@ def recorded(s: Slice, sequences: Mapping[int, SequenceState], output: SliceOutp
         return output
     for fork, token_id in zip(s.forks, output.token_ids[s.num_samples :], strict=True):
         sequences[fork].append(token_id)
-    matchers = [(each, sequences[each].matcher) for each in (s.sequence_id, *s.forks)]
+    ids = (s.sequence_id, *s.forks)
+    matchers = [(each, m) for each in ids if (m := sequences[each].matcher) is not None]
     return output._replace(
-        completed=tuple(each for each, m in matchers if m is not None and m.is_complete),
-        errors=tuple(
-            (each, error)
-            for each, m in matchers
-            if m is not None and (error := m.error) is not None
-        ),
+        completed=tuple(each for each, m in matchers if m.is_complete),
+        errors=tuple((each, error) for each, m in matchers if (error := m.error) is not None),
+        num_free=tuple((each, m.num_free) for each, m in matchers),
     )
 
 

@@ -138,6 +138,7 @@ class SliceOutput(NamedTuple):
     vector: the vector of a slice that `embeds`.
     completed: which of the sequences, itself and its forks, have reached the end of their constraint.
     errors: which of them cannot follow their constraint any further, and why.
+    num_free: how many of the next tokens of each one with a constraint need no mask.
     """
 
     token_ids: Sequence[int] = ()
@@ -146,6 +147,7 @@ class SliceOutput(NamedTuple):
     vector: Vector | None = None
     completed: tuple[int, ...] = ()
     errors: tuple[tuple[int, str], ...] = ()
+    num_free: tuple[tuple[int, int], ...] = ()
 
 
 class EncodeOrder(NamedTuple):

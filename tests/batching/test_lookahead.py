@@ -30,6 +30,7 @@ from tests.support.fakes import (
 )
 from tests.support.pipelined import Pipelined, QueuedPlan
 from tests.support.requests import make_request
+from tests.support.thinking import byte_budget
 
 LIMITS = small_config(max_num_seqs=4, max_num_batched_tokens=16, num_blocks=32)
 
@@ -163,6 +164,16 @@ def test_some_steps_are_read_before_the_next_is_planned(kind: str) -> None:
     options = NOT_FOLLOWED[kind]
     lines = server.serve(request(0, 5, 0 if kind == "a vector" else 4, **options), request(1, 4, 3))
     assert not lines[1].startswith("+"), lines
+
+
+def test_only_the_end_of_a_thought_waits_for_the_steps_before() -> None:
+    """Four tokens of it, four bytes that are forced, and the first ones of an answer."""
+    server = Server()
+    budget = byte_budget(4, begun=b"<t>", is_first_only=True)
+    lines = server.serve(request(0, 5, 14, constraint=budget))
+    assert [line.startswith("+") for line in lines] == (
+        [False, False, True, True] + 4 * [False] + [False, False] + 4 * [True]
+    )
 
 
 def test_forks_are_made_before_the_next_step_is_planned() -> None:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
+import numpy as np
+
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockIds
 from batching.block_store.entry_file import Entry
 from batching.block_store.keys import Kind
 from batching.block_store.store import BlockStore
 from batching.config import SchedulerConfig
+from batching.constraints.thinking import ThinkingMatcher
 from batching.engine.loaded_engine import LoadedEngine
 from batching.inputs.images import Span, cache_ids
 from batching.inputs.sequence_spec import SequenceSpec
@@ -85,6 +88,8 @@ class TokenRunner:
     With `num_checkpoints` it has recurrent states: the state at a position is the tuple of the
     tokens before it, and a slice that does not begin with the right one fails.
     """
+
+    vocab_size = 256
 
     def __init__(
         self, config: SchedulerConfig, store: FakeStore | BlockStore | None = None
@@ -211,16 +216,28 @@ class TokenRunner:
     def _output(self, s: Slice) -> SliceOutput:
         sequence = self._states_of[s.sequence_id]
         params = sequence.sampling
+        if sequence.matcher is not None:
+            assert s.num_samples <= max(1, sequence.matcher.num_free), "drafts that need masks"
         prefixes = [self._prefix(s, s.stop - i) for i in reversed(range(s.num_samples))]
         sampled = [(sequence, prefix) for prefix in prefixes]
         sampled += [(self._states_of[fork], prefixes[-1]) for fork in s.forks]
         scored = [self._prefix(s, position) for position in s.scored_positions]
         return SliceOutput(
-            [self._choose(each, prefix) for each, prefix in sampled],
+            [self._allowed(each, self._choose(each, prefix)) for each, prefix in sampled],
             [] if params.logprobs is None else [self._named(*each) for each in sampled],
             [self._logprobs(prefix, params.prompt_logprobs or 0) for prefix in scored],
             self._vector(s, sequence),
         )
+
+    def _allowed(self, sequence: SequenceState, token_id: int) -> int:
+        """Return a token, or the first that a budget of thinking lets follow; grammars are not enforced."""
+        matcher = sequence.matcher
+        if not isinstance(matcher, ThinkingMatcher) or matcher.num_free:
+            return token_id
+        row = np.zeros(-(-self.vocab_size // 32), np.int32)
+        matcher.fill_mask(row)
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        return token_id if token_id in allowed else int(allowed[0])
 
     def _vector(self, s: Slice, sequence: SequenceState) -> Vector | None:
         """Keep the rows that are pooled; return the vector at the end."""

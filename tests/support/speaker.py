@@ -171,6 +171,7 @@ def speaking_manager(
             slices.pause(0.5)
         limits = config.scheduler_config(config.num_blocks or 1, 1 << 20)
         model_runner = runner(limits, answer, gate or Gate(is_open=True))
+        model_runner.vocab_size = known.num_tokens
         engine = BatchInferenceEngine(ContinuousBatchingScheduler(limits), model_runner)
         model = ModelInfo(
             config.model_id,

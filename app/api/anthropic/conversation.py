@@ -48,6 +48,7 @@ def to_conversation(body: PromptRequest, sealer: Sealer) -> Conversation:
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         reasoning_effort=body.output_config.effort,
         thinking=None if body.thinking is None else body.thinking.type != "disabled",
+        thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
         add_generation_prompt=not continues,
         continue_final_message=continues,
         adapt_turns=True,

@@ -92,11 +92,22 @@ Messages = Annotated[
 
 
 class Thinking(RequestModel):
-    """`budget_tokens` has no effect; with `display: omitted` only the signature is returned, else all of it."""
+    """With `display: omitted` only the signature is returned, else all of it."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    budget_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=INT32_MAX,
+        description="After so many tokens of thinking its end is forced; also fewer than Anthropic's 1024.",
+    )
     display: Literal["summarized", "updates", "omitted"] = "summarized"
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if self.type == "disabled" and self.budget_tokens is not None:
+            raise field_error("it cannot be combined with type: disabled", "budget_tokens")
+        return self
 
 
 class JsonFormat(RequestModel):
@@ -193,6 +204,14 @@ class MessagesRequest(PromptRequest):
     stop_sequences: StopStrings = Field(default_factory=list)
     stream: bool = False
     service_tier: Literal["auto", "standard_only"] = "auto"
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        # 0 generates nothing.
+        if budget is not None and self.max_tokens and budget >= self.max_tokens:
+            raise field_error("max_tokens must be greater than this", "thinking.budget_tokens")
+        return self
 
     def to_generation_params(self, retained: tuple[RetainedPrefix, ...]) -> GenerationParams:
         """Return the parameters; `retained` are the beginnings of the prompt that are to be cached."""

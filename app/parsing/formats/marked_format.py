@@ -7,12 +7,17 @@ from app.parsing.formats.message_parser import MessageParser
 from app.parsing.grammars.marker_tokens import special_tokens
 from app.parsing.message_format import MessageSpec
 from app.parsing.output_format import GrammarSpec, OutputFormat
-from app.parsing.reasoning.reasoning_grammar import after_reasoning, reasoning_state
+from app.parsing.reasoning.reasoning_grammar import (
+    ReasoningState,
+    after_reasoning,
+    reasoning_state,
+)
 from app.parsing.reasoning.reasoning_markers import ReasoningMarkers
 from app.parsing.reasoning.reasoning_parser import ReasoningParser
+from app.parsing.reasoning.thinking_limit import marked_limit
 from app.parsing.tool_spec import AllowedTools, ToolChoice
 from app.parsing.tools.tool_format import ToolFormat
-from batching import ModelInfo
+from batching import ModelInfo, ThinkingLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,25 @@ class MarkedFormat:
             grammar=grammar,
             new_parser=new_parser,
             visible_special_ids=special_tokens(self.model, visible),
+            thinking=self._limit(spec, prompt, state),
+        )
+
+    def _limit(self, spec: MessageSpec, prompt: str, state: ReasoningState) -> ThinkingLimit | None:
+        budget, markers = spec.thinking_budget, self.reasoning
+        if budget is None or markers is None:
+            return None
+        if budget == 0 and state == "closed":
+            # The template has skipped it.
+            return None
+        begun = spec.begun
+        if state == "open":
+            begun = prompt[prompt.rfind(markers.start) :]
+        return marked_limit(
+            budget,
+            markers,
+            self.model.tokenizer,
+            begun=begun,
+            is_first_only=bool(spec.tools) or spec.content is not None,
         )
 
     def _grammar(self, spec: MessageSpec) -> GrammarSpec | None:

@@ -5,10 +5,20 @@ from dataclasses import dataclass
 
 from app.parsing.grammars.marker_tokens import special_tokens, tokens_of
 from app.parsing.harmony.harmony_grammar import ROLE, HarmonyGrammar
-from app.parsing.harmony.harmony_parser import ENDS, MARKERS, MESSAGE, START, HarmonyParser
+from app.parsing.harmony.harmony_parser import (
+    CHANNEL,
+    END,
+    ENDS,
+    MARKERS,
+    MESSAGE,
+    REASONING_CHANNEL,
+    START,
+    HarmonyParser,
+)
 from app.parsing.message_format import MessageSpec
 from app.parsing.output_format import GrammarSpec, OutputFormat
-from batching import ModelInfo
+from app.parsing.reasoning.thinking_limit import Closing
+from batching import ModelInfo, ThinkingLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +32,33 @@ class HarmonyFormat:
 
     def output(self, spec: MessageSpec, prompt: str) -> OutputFormat:
         begun = _begun(prompt)
+        of_part = begun.removeprefix(START + ROLE)
 
         def new_parser() -> HarmonyParser:
             return HarmonyParser(
                 has_tools=bool(spec.tools),
                 is_parallel=spec.is_parallel,
-                begun=begun.removeprefix(START + ROLE),
+                begun=of_part,
             )
 
         return OutputFormat(
             grammar=self._grammar(spec, begun),
             new_parser=new_parser,
             visible_special_ids=special_tokens(self.model, MARKERS),
+            thinking=self._limit(spec, of_part),
+        )
+
+    def _limit(self, spec: MessageSpec, begun: str) -> ThinkingLimit | None:
+        if spec.thinking_budget is None:
+            return None
+        # With tools the answer may be a call, which has another header.
+        header = "" if spec.tools else f"{CHANNEL}final{MESSAGE}"
+        return ThinkingLimit(
+            num_tokens=spec.thinking_budget,
+            start=f"{CHANNEL}{REASONING_CHANNEL}{MESSAGE}".encode(),
+            ends=tuple(marker.encode() for marker in (START, CHANNEL, *ENDS)),
+            closings=Closing("", END, f"{START}{ROLE}{header}").tokens(self.model.tokenizer),
+            begun=begun.encode(),
         )
 
     def _grammar(self, spec: MessageSpec, begun: str) -> GrammarSpec | None:

@@ -34,8 +34,8 @@ MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
 FUNCTIONS: Final = "functions."
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<{]+)")
-_REASONING_CHANNEL: Final = "analysis"
-_REASONING: Final = re.compile(rf"{re.escape(CHANNEL)}\s*{_REASONING_CHANNEL}")
+REASONING_CHANNEL: Final = "analysis"
+_REASONING: Final = re.compile(rf"{re.escape(CHANNEL)}\s*{REASONING_CHANNEL}")
 # The parts of a header, perhaps cut off; all else in it is text whose marker is missing, also right after a name.
 _HEADER_PART: Final = re.compile(
     rf"(?:{'|'.join(map(re.escape, (START, CHANNEL, CONSTRAIN)))})\s*"

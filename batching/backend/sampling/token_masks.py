@@ -67,11 +67,12 @@ class MaskFiller:
     def start(
         self, samples: Sequence[Sample], sequences: Mapping[int, SequenceState]
     ) -> TokenMasks | None:
-        """Begin with the masks of the constrained samples; None if there is none."""
+        """Begin with the masks of the samples that need one now; None if there is none."""
         matchers = {
             row: matcher
             for row, sample in enumerate(samples)
             if (matcher := sequences[sample.sequence_id].matcher) is not None
+            and not matcher.num_free
         }
         if not matchers:
             return None

@@ -11,9 +11,11 @@ from app.parsing.formats.model_format import message_format
 from app.parsing.message_format import MessageSpec
 from app.parsing.output_format import GrammarSpec, OutputFormat
 from app.parsing.reasoning.reasoning_markers import ReasoningMarkers, reasoning_markers
-from batching import GrammarText, choice_grammar
+from batching import GrammarText, ThinkingBudget, choice_grammar
+from batching.constraints.grammar import GrammarCompiler
 from tests.support.marker_tokenizer import MarkerTokenizer
 from tests.support.rows import rows
+from tests.support.thinking import allowed
 
 YES_OR_NO = GrammarSpec(choice_grammar(["yes", "no"]), "structured_outputs")
 GEMMA = ("<|channel>thought", "<channel|>")
@@ -198,3 +200,25 @@ def test_a_model_without_markers_does_not_reason() -> None:
     assert events(of, "<think>hm</think>") == [ContentPiece("<think>hm</think>")]
     assert isinstance(message_format(tokenizer.model), MarkedFormat)
     assert output(tokenizer, content=YES_OR_NO).grammar == YES_OR_NO
+
+
+@formats
+@pytest.mark.parametrize("prompt", ["user: Hi\nassistant:", "open"])
+def test_a_thought_ends_with_its_budget(
+    tokenizer: MarkerTokenizer, start: str, end: str, prompt: str
+) -> None:
+    """What is forced is what the parser takes for the end."""
+    is_open = prompt == "open"
+    format_ = output(tokenizer, start if is_open else prompt, thinking_budget=3)
+    assert format_.thinking is not None
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_tokens, tokenizer.end_token_ids)
+    matcher = ThinkingBudget(format_.thinking, None, compiler.token_bytes).matcher()
+    own = [*([] if is_open else tokenizer.encode(start)), *b"abcdef"]
+    said: list[int] = []
+    while own:
+        may_follow = allowed(matcher, tokenizer.num_tokens)
+        said.append(own.pop(0) if len(may_follow) > 1 else may_follow[0])
+        matcher.accept(said[-1])
+    text = tokenizer.decode(said)
+    assert text == f"{'' if is_open else start}abc{end}def"
+    assert events(format_, text) == [ReasoningPiece("abc"), ContentPiece("def")]

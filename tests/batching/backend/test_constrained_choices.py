@@ -17,6 +17,8 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.grammar import Grammar, GrammarCompiler
 from batching.constraints.grammar_text import json_schema_grammar
+from batching.constraints.protocol import AllowedTokens, Constraint
+from batching.constraints.thinking import ThinkingBudget, ThinkingLimit
 from batching.inputs.sampling_params import GREEDY, SamplingParams
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
@@ -71,7 +73,7 @@ class Server:
         return self._compiler.compile(json_schema_grammar(schema), param="response_format")
 
     def request(
-        self, case: int, sampling: SamplingParams, grammar: Grammar | None = None
+        self, case: int, sampling: SamplingParams, constraint: Constraint | None = None
     ) -> BatchRequest:
         return make_request(
             case,
@@ -79,7 +81,7 @@ class Server:
             max_tokens=MAX_TOKENS,
             sampling=sampling,
             stop_token_ids=self._loaded.eos_token_ids,
-            constraint=grammar,
+            constraint=constraint,
         )
 
     def text(self, request: BatchRequest) -> str:
@@ -167,3 +169,34 @@ def test_a_completion_follows_its_grammar_and_the_batch_is_not_affected(
     assert [r.output_token_ids for r in around] == undisturbed
     assert runner.num_mixed_steps > 0
     assert runner.num_drafts > 0
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_a_thought_is_ended_and_the_batch_is_not_affected(
+    server: Server, undisturbed: list[list[int]], is_inner: bool
+) -> None:
+    """Drawn and greedy, with drafts up to the end; the tokens before it are those without a budget."""
+    end, num_tokens = (310, 311), 6
+    limit = ThinkingLimit(
+        num_tokens=num_tokens,
+        start=b"<",
+        ends=(b">",),
+        closings=((b"", end),),
+        begun=b"<",
+        is_first_only=True,
+    )
+    inner = AllowedTokens(range(1000)) if is_inner else None
+    budget = ThinkingBudget(limit, inner, lambda token: b">" if token == end[-1] else b"a")
+    drawn = SamplingParams(temperature=1.2, seed=5, bad_words=(end[:1],))
+    made = [server.request(1, drawn, budget), server.request(9, GREEDY, budget)]
+    free = [server.request(1, drawn, inner), server.request(9, GREEDY, inner)]
+    forks = [made[0].fork(20), free[0].fork(20)]
+    # The first one is what a budget is tried with.
+    around = neighbours(server)[1:]
+    server.serve([*around, *made, forks[0]])
+    server.serve([*free, forks[1]])
+    for limited, without in zip((*made, forks[0]), (*free, forks[1]), strict=True):
+        assert limited.output_token_ids[:num_tokens] == without.output_token_ids[:num_tokens]
+        assert tuple(limited.output_token_ids[num_tokens : num_tokens + 2]) == end
+        assert limited.num_output_tokens == MAX_TOKENS
+    assert [r.output_token_ids for r in around] == undisturbed[1:]

@@ -27,6 +27,8 @@ def test_a_mask_has_a_bit_for_each_allowed_token() -> None:
 class Script:
     """Is complete after some tokens, or fails there."""
 
+    num_free = 0
+
     def __init__(self, length: int, failure: str | None = None) -> None:
         self._length = length
         self._failure = failure

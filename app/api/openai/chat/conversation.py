@@ -68,6 +68,7 @@ class ConversationOptions(ReasoningOptions):
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.effort,
             thinking=self.thinking_switch,
+            thinking_budget=self.thinking_budget,
             template_kwargs=self.chat_template_kwargs,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,

@@ -48,6 +48,7 @@ def to_conversation(
         tool_choice=to_tool_choice(body.tool_choice) if tools else "none",
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort,
+        thinking_budget=body.reasoning.budget,
         template_kwargs=body.chat_template_kwargs,
         adapt_turns=True,
     )

@@ -8,7 +8,7 @@ from app.api.openai.responses.input_items import InputItems, all_tools
 from app.api.openai.responses.tools import ToolChoice, ToolList, check_tool_choice
 from app.api.openai.schemas.prompt_cache import PromptCacheFields, ResponseCacheOptions
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
-from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
+from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs, ThinkingTokens
 from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import (
     INT32_MAX,
@@ -87,11 +87,19 @@ class TextConfig(RequestModel):
 
 
 class ReasoningConfig(RequestModel):
-    """With `summary` the reasoning is the summary: as it is, since nothing summarizes it here."""
+    """With `summary` the reasoning is the summary: as it is, since nothing summarizes it here.
+
+    `max_tokens` is OpenRouter's.
+    """
 
     effort: ReasoningEffort | None = None
+    max_tokens: ThinkingTokens | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+    @property
+    def budget(self) -> int | None:
+        return None if self.max_tokens == -1 else self.max_tokens
 
     @property
     def is_summarized(self) -> bool:

@@ -1,12 +1,14 @@
-"""Reasoning effort, and further variables of the chat template."""
+"""How much a model reasons, and further variables of the chat template."""
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from app.api.schemas.base import Defaults, RequestModel
-from app.api.schemas.fields import check_agreement, field_error, json_text
+from app.api.schemas.base import RequestModel
+from app.api.schemas.fields import INT32_MAX, check_agreement, field_error, json_text
 
+# Tokens of reasoning; -1 is no limit.
+ThinkingTokens = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _MAX_CHARACTERS: Final = 64 * 1024
@@ -75,9 +77,14 @@ TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_check_kwargs)]
 class Thinking(RequestModel):
     """Anthropic's, DeepSeek's and GLM's switch; a boolean is one, too."""
 
-    defaults: ClassVar[Defaults] = {"budget_tokens": ()}
-
     type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: ThinkingTokens | None = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if self.type == "disabled" and self.budget_tokens is not None:
+            raise field_error("it cannot be combined with type: disabled", "budget_tokens")
+        return self
 
     @property
     def switch(self) -> bool | None:
@@ -87,9 +94,8 @@ class Thinking(RequestModel):
 class Reasoning(RequestModel):
     """OpenRouter's, and OpenAI's of another API."""
 
-    defaults: ClassVar[Defaults] = {"max_tokens": ()}
-
     effort: ReasoningEffort | None = None
+    max_tokens: ThinkingTokens | None = None
     enabled: bool | None = None
     exclude: bool = False
 
@@ -113,6 +119,12 @@ class ReasoningOptions(RequestModel):
         Thinking | None, BeforeValidator(_as_switch, json_schema_input_type=Thinking | bool | None)
     ] = None
     reasoning: Reasoning | None = None
+    thinking_token_budget: ThinkingTokens | None = Field(
+        default=None,
+        description="vLLM's: after so many tokens of reasoning its end is forced; -1 is no limit.  Also "
+        "`thinking_budget_tokens`, `thinking.budget_tokens` and `reasoning.max_tokens`.",
+    )
+    thinking_budget_tokens: ThinkingTokens | None = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -121,6 +133,7 @@ class ReasoningOptions(RequestModel):
         check_agreement({"chat_template_kwargs": kwarg} | self._switches)
         effort = (self.reasoning or _NOTHING).effort
         check_agreement({"reasoning_effort": self.reasoning_effort, "reasoning": effort})
+        check_agreement(self._budgets)
         return self
 
     @property
@@ -134,6 +147,12 @@ class ReasoningOptions(RequestModel):
         return next((each for each in self._switches.values() if each is not None), None)
 
     @property
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning; None is no limit."""
+        budget = next((each for each in self._budgets.values() if each is not None), -1)
+        return None if budget < 0 else budget
+
+    @property
     def shows_reasoning(self) -> bool:
         return self.include_reasoning and not (self.reasoning or _NOTHING).exclude
 
@@ -143,4 +162,15 @@ class ReasoningOptions(RequestModel):
             "enable_thinking": self.enable_thinking,
             "thinking": None if self.thinking is None else self.thinking.switch,
             "reasoning": (self.reasoning or _NOTHING).enabled,
+        }
+
+    @property
+    def _budgets(self) -> dict[str, int | None]:
+        return {
+            "thinking_token_budget": self.thinking_token_budget,
+            "thinking_budget_tokens": self.thinking_budget_tokens,
+            "thinking.budget_tokens": None
+            if self.thinking is None
+            else self.thinking.budget_tokens,
+            "reasoning.max_tokens": (self.reasoning or _NOTHING).max_tokens,
         }

@@ -41,7 +41,6 @@ CHAT: Final[Defaults] = {
     **_BOTH,
     "best_of": (1,),
     "reasoning_format": ("auto", "deepseek"),
-    "thinking_budget_tokens": (-1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "functions": ([],),
@@ -56,7 +55,6 @@ CHAT: Final[Defaults] = {
     "echo": (False,),
     "add_special_tokens": (False,),
     "documents": (),
-    "thinking_token_budget": (),
 }
 
 COMPLETIONS: Final[Defaults] = {
@@ -65,6 +63,8 @@ COMPLETIONS: Final[Defaults] = {
     "enable_thinking": (False,),
     "thinking": (False, {"type": "disabled"}),
     "reasoning": ({"effort": "none"}, {"enabled": False}),
+    "thinking_token_budget": (-1,),
+    "thinking_budget_tokens": (-1,),
     "prompt_embeds": (),
 }
 

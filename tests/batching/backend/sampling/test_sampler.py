@@ -262,6 +262,7 @@ class Fixed:
 
     is_complete = False
     error = None
+    num_free = 0
 
     def __init__(self, allowed: set[int]) -> None:
         self._allowed = allowed
