@@ -102,17 +102,8 @@ def build_job(
     output = output or OutputFormat()
     model = engine.model
     stop_token_ids = _stop_token_ids(model, params)
-    spec = SequenceSpec(
-        prompt=tuple(prompts[0]),
-        max_tokens=_max_tokens(model, [len(p) for p in prompts], params, max_output_tokens),
-        sampling=sampling_params(model, params),
-        stop_token_ids=stop_token_ids,
-        cache_salt=params.cache_salt or "",
-        retention=params.retention,
-        reports_progress=params.report_progress,
-        images=images,
-        num_choices=params.num_choices,
-    )
+    max_tokens = _max_tokens(model, [len(p) for p in prompts], params, max_output_tokens)
+    spec = _spec(model, prompts[0], params, max_tokens, stop_token_ids, images)
     engine.check([spec.with_prompt(prompt) for prompt in prompts])
     _check_prompt_logprobs(prompts, params)
     if params.logprobs is not None or params.prompt_logprobs is not None:
@@ -129,6 +120,27 @@ def build_job(
         text=_text_options(model, params, stop_token_ids, output.visible_special_ids),
         new_parser=output.new_parser,
         beams=params.beams,
+    )
+
+
+def _spec(
+    model: ModelInfo,
+    prompt: Sequence[int],
+    params: GenerationParams,
+    max_tokens: int | None,
+    stop_token_ids: frozenset[int],
+    images: tuple[PlacedImage, ...],
+) -> SequenceSpec:
+    return SequenceSpec(
+        prompt=tuple(prompt),
+        max_tokens=max_tokens,
+        sampling=sampling_params(model, params),
+        stop_token_ids=stop_token_ids,
+        cache_salt=params.cache_salt or "",
+        retention=params.retention,
+        reports_progress=params.report_progress,
+        images=images,
+        num_choices=params.num_choices,
     )
 
 
