@@ -245,12 +245,18 @@ class ContinuousBatchingScheduler:
         self._images.begin(self._running.requests, max_image_bytes)
         step.add_decodes(others, num_reserved)
         step.add_prefills(is_best_effort=False, num_reserved=num_reserved)
+        self._add_best_effort(step, best_effort, now, is_due=is_due)
+        return self._plan_of(step.slices, step.restores, may_save=store.may_save)
+
+    def _add_best_effort(
+        self, step: StepPlanner, decodes: Sequence[BatchRequest], now: float, *, is_due: bool
+    ) -> None:
+        """Add slices of best-effort requests if it is their turn, or the step has no other work."""
         has_work = bool(step.slices) or self._images.has_order
         if self._running.has_best_effort and (is_due or not has_work):
-            step.add_decodes(best_effort)
+            step.add_decodes(decodes)
             step.add_prefills(is_best_effort=True)
             self._turns.serve(now)
-        return self._plan_of(step.slices, step.restores, may_save=store.may_save)
 
     def update(
         self, plan: StepPlan, outputs: Sequence[SliceOutput]

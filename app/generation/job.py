@@ -103,18 +103,8 @@ def build_job(
     """
     output = output or OutputFormat()
     model = engine.model
-    stop_token_ids = _stop_token_ids(model, params)
-    spec = SequenceSpec(
-        prompt=tuple(prompts[0]),
-        max_tokens=_max_tokens(model, [len(p) for p in prompts], params, max_output_tokens),
-        sampling=replace(sampling_params(model, params), dry=dry_params(engine, params.dry)),
-        stop_token_ids=stop_token_ids,
-        cache_salt=params.cache_salt or "",
-        retention=params.retention,
-        reports_progress=params.report_progress,
-        images=images,
-        num_choices=params.num_choices,
-    )
+    max_tokens = _max_tokens(model, [len(p) for p in prompts], params, max_output_tokens)
+    spec = _spec(engine, prompts[0], params, max_tokens, images)
     engine.check([spec.with_prompt(prompt) for prompt in prompts])
     _check_prompt_logprobs(prompts, params)
     asks_for_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
@@ -132,9 +122,30 @@ def build_job(
         completion_id=completion_id,
         model_id=model.model_id,
         specs=[spec.with_prompt(prompt) for prompt in prompts],
-        text=_text_options(model, params, stop_token_ids, output.visible_special_ids),
+        text=_text_options(model, params, spec.stop_token_ids, output.visible_special_ids),
         new_parser=output.new_parser,
         beams=params.beams,
+    )
+
+
+def _spec(
+    engine: AsyncEngine,
+    prompt: Sequence[int],
+    params: GenerationParams,
+    max_tokens: int | None,
+    images: tuple[PlacedImage, ...],
+) -> SequenceSpec:
+    model = engine.model
+    return SequenceSpec(
+        prompt=tuple(prompt),
+        max_tokens=max_tokens,
+        sampling=replace(sampling_params(model, params), dry=dry_params(engine, params.dry)),
+        stop_token_ids=_stop_token_ids(model, params),
+        cache_salt=params.cache_salt or "",
+        retention=params.retention,
+        reports_progress=params.report_progress,
+        images=images,
+        num_choices=params.num_choices,
     )
 
 

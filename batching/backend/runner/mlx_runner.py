@@ -112,14 +112,7 @@ class MLXRunner:
     def _submit(self, plan: StepPlan, after: "MLXStep | None") -> "MLXStep | EncodingStep":
         expected = None if after is None else after.sampled
         sequences = self._sequences.begin(plan)
-        if after is not None and (plan.copies or plan.restores):
-            # They are made at once: the step in flight writes what is copied, or had the blocks that are restored.
-            mx.eval(after.sampled.tokens, after.written)
-        self.cache.copy_blocks(plan.copies)
-        self.cache.copy_states(plan.state_copies)
-        if self.stored is not None:
-            self.stored.save(plan.saves)
-            self.stored.restore(plan.restores)
+        self._move_blocks(plan, after)
         images = self._images
         encoded = [] if images is None else images.begin(plan)
         if not plan.slices:
@@ -160,6 +153,17 @@ class MLXRunner:
             are_finite,
             hidden,
         )
+
+    def _move_blocks(self, plan: StepPlan, after: "MLXStep | None") -> None:
+        """Copy blocks and states, and exchange them with the store, before the step writes any."""
+        if after is not None and (plan.copies or plan.restores):
+            # They are made at once: the step in flight writes what is copied, or had the blocks that are restored.
+            mx.eval(after.sampled.tokens, after.written)
+        self.cache.copy_blocks(plan.copies)
+        self.cache.copy_states(plan.state_copies)
+        if self.stored is not None:
+            self.stored.save(plan.saves)
+            self.stored.restore(plan.restores)
 
     def _logits_and_hidden(
         self, step: StepInputs, pooled: PooledRows
