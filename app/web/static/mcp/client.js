@@ -107,9 +107,9 @@ export class McpClient {
   async #request(method, params, signal, limit) {
     this.#numSent += 1;
     const id = this.#numSent;
-    const response = await this.#post({ id, method, params: { ...params, ...this.#meta() } }, signal);
-    if (method === "initialize") this.#session = response.headers.get("Mcp-Session-Id");
     try {
+      const response = await this.#post({ id, method, params: { ...params, ...this.#meta() } }, signal);
+      if (method === "initialize") this.#session = response.headers.get("Mcp-Session-Id");
       for await (const message of messagesOf(response, limit)) {
         if (message.id === id && ("result" in message || "error" in message)) return resultOf(message);
         if (message.method && message.id !== undefined) await this.#respond(message, signal);
