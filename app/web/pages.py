@@ -77,9 +77,7 @@ def page_router(pages: Mapping[str, WebPage], tool_origins: Sequence[str] = ()) 
     return router
 
 
-def _sender(
-    page: WebPage, common: Mapping[str, str]
-) -> Callable[[Request], Awaitable[Response]]:
+def _sender(page: WebPage, common: Mapping[str, str]) -> Callable[[Request], Awaitable[Response]]:
     async def send(request: Request) -> Response:
         headers = {**common, "ETag": page.etag}
         if page.etag in request.headers.get("If-None-Match", ""):

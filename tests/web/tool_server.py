@@ -15,9 +15,7 @@ from typing import Any, Final
 SESSION: Final = "session-1"
 TOKEN: Final = "marmalade"
 _STATELESS: Final = "2026-07-28"
-_ALLOWED: Final = (
-    "authorization, content-type, accept, mcp-protocol-version, mcp-session-id, mcp-method, mcp-name"
-)
+_ALLOWED: Final = "authorization, content-type, accept, mcp-protocol-version, mcp-session-id, mcp-method, mcp-name"
 
 
 def tool(name: str) -> dict[str, Any]:
@@ -98,7 +96,9 @@ def _handler(server: ToolServer) -> type[BaseHTTPRequestHandler]:
 
         def _is_right(self, method: str, params: dict[str, Any]) -> bool:
             """Return whether a request has what its revision asks for."""
-            if not {"application/json", "text/event-stream"} <= set(self.headers["Accept"].split(", ")):
+            if not {"application/json", "text/event-stream"} <= set(
+                self.headers["Accept"].split(", ")
+            ):
                 return False
             if method == "initialize":
                 return True
@@ -118,7 +118,9 @@ def _handler(server: ToolServer) -> type[BaseHTTPRequestHandler]:
                 return self._send(200, json.dumps(answer), "application/json")
             # As others do: ends of lines of two bytes, and something else first.
             note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x"}}
-            events = "".join(f"event: message\r\ndata: {json.dumps(m)}\r\n\r\n" for m in (note, answer))
+            events = "".join(
+                f"event: message\r\ndata: {json.dumps(m)}\r\n\r\n" for m in (note, answer)
+            )
             self._send(200, events, "text/event-stream")
 
         def _send(self, status: int, body: str = "", kind: str = "text/plain") -> None:
