@@ -1,12 +1,12 @@
 """A server of tools over streamable HTTP (Model Context Protocol), as strict as the page needs to be tested.
 
-With `session` it begins with a handshake and knows nobody without its session; otherwise it is one of the revision
+With `session` it begins with a handshake and refuses requests without its session; otherwise it is one of the revision
 2026-07-28, which has neither.  The tool `echo` returns its text, `picture` an image, `hang` never returns.
 """
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
@@ -136,10 +136,8 @@ def _handler(server: ToolServer) -> type[BaseHTTPRequestHandler]:
             }.items():
                 self.send_header(name, value)
             self.end_headers()
-            try:
+            with suppress(OSError):  # the page has left
                 self.wfile.write(body.encode())
-            except OSError:
-                pass  # the page has left
 
     return Handler
 
