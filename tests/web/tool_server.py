@@ -64,88 +64,88 @@ class ToolServer:
         return {"content": [{"type": "text", "text": params["arguments"]["text"]}]}
 
 
-def _handler(server: ToolServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    tools: ToolServer
+    protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: Any) -> None:
-            pass
+    def log_message(self, *_: Any) -> None:
+        pass
 
-        def do_OPTIONS(self) -> None:
-            self._send(204)
+    def do_OPTIONS(self) -> None:
+        self._send(204)
 
-        def do_DELETE(self) -> None:
-            if self.headers["Mcp-Session-Id"] == SESSION:
-                server.closed.set()
-            self._send(204)
+    def do_DELETE(self) -> None:
+        if self.headers["Mcp-Session-Id"] == SESSION:
+            self.tools.closed.set()
+        self._send(204)
 
-        def do_POST(self) -> None:
-            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            method, params = message["method"], message.get("params", {})
-            server.methods.append(method)
-            server.headers.append({k.lower(): v for k, v in self.headers.items()})
-            if server.token and self.headers["Authorization"] != f"Bearer {server.token}":
-                return self._send(401)
-            if not self._is_right(method, params):
-                return self._send(400)
-            if method == "notifications/cancelled":
-                server.cancelled.set()
-            if "id" not in message:
-                return self._send(202)
-            self._answer(message["id"], method, server.result(method, params))
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        method, params = message["method"], message.get("params", {})
+        self.tools.methods.append(method)
+        self.tools.headers.append({k.lower(): v for k, v in self.headers.items()})
+        if self.tools.token and self.headers["Authorization"] != f"Bearer {self.tools.token}":
+            self._send(401)
+            return
+        if not self._is_right(method, params):
+            self._send(400)
+            return
+        if method == "notifications/cancelled":
+            self.tools.cancelled.set()
+        if "id" not in message:
+            self._send(202)
+            return
+        self._answer(message["id"], method, self.tools.result(method, params))
 
-        def _is_right(self, method: str, params: dict[str, Any]) -> bool:
-            """Return whether a request has what its revision asks for."""
-            if not {"application/json", "text/event-stream"} <= set(
-                self.headers["Accept"].split(", ")
-            ):
-                return False
-            if method == "initialize":
-                return True
-            version = self.headers["MCP-Protocol-Version"]
-            if server.has_session:
-                return version == "2025-11-25" and self.headers["Mcp-Session-Id"] == SESSION
-            said = params.get("_meta", {}).get("io.modelcontextprotocol/protocolVersion")
-            return version == said == _STATELESS and self.headers["Mcp-Method"] == method
+    def _is_right(self, method: str, params: dict[str, Any]) -> bool:
+        """Return whether a request has what its revision asks for."""
+        if not {"application/json", "text/event-stream"} <= set(self.headers["Accept"].split(", ")):
+            return False
+        if method == "initialize":
+            return True
+        version = self.headers["MCP-Protocol-Version"]
+        if self.tools.has_session:
+            return version == "2025-11-25" and self.headers["Mcp-Session-Id"] == SESSION
+        said = params.get("_meta", {}).get("io.modelcontextprotocol/protocolVersion")
+        return version == said == _STATELESS and self.headers["Mcp-Method"] == method
 
-        def _answer(self, id_: int, method: str, result: dict[str, Any] | None) -> None:
-            answer: dict[str, Any] = {"jsonrpc": "2.0", "id": id_}
-            if result is None:
-                answer["error"] = {"code": -32601, "message": f"there is no {method}"}
-            else:
-                answer["result"] = result
-            if method != "tools/call":
-                return self._send(200, json.dumps(answer), "application/json")
-            # As others do: ends of lines of two bytes, and something else first.
-            note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x"}}
-            events = "".join(
-                f"event: message\r\ndata: {json.dumps(m)}\r\n\r\n" for m in (note, answer)
-            )
-            self._send(200, events, "text/event-stream")
+    def _answer(self, id_: int, method: str, result: dict[str, Any] | None) -> None:
+        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": id_}
+        if result is None:
+            answer["error"] = {"code": -32601, "message": f"there is no {method}"}
+        else:
+            answer["result"] = result
+        if method != "tools/call":
+            self._send(200, json.dumps(answer), "application/json")
+            return
+        # As others do: ends of lines of two bytes, and something else first.
+        note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x"}}
+        events = "".join(f"event: message\r\ndata: {json.dumps(m)}\r\n\r\n" for m in (note, answer))
+        self._send(200, events, "text/event-stream")
 
-        def _send(self, status: int, body: str = "", kind: str = "text/plain") -> None:
-            self.send_response(status)
-            for name, value in {
-                "Access-Control-Allow-Origin": self.headers.get("Origin", "*"),
-                "Access-Control-Allow-Methods": "POST, DELETE",
-                "Access-Control-Allow-Headers": _ALLOWED,
-                "Access-Control-Expose-Headers": "Mcp-Session-Id",
-                "Content-Type": kind,
-                "Content-Length": str(len(body.encode())),
-                **({"Mcp-Session-Id": SESSION} if server.has_session else {}),
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            with suppress(OSError):  # the page has left
-                self.wfile.write(body.encode())
-
-    return Handler
+    def _send(self, status: int, body: str = "", kind: str = "text/plain") -> None:
+        self.send_response(status)
+        for name, value in {
+            "Access-Control-Allow-Origin": self.headers.get("Origin", "*"),
+            "Access-Control-Allow-Methods": "POST, DELETE",
+            "Access-Control-Allow-Headers": _ALLOWED,
+            "Access-Control-Expose-Headers": "Mcp-Session-Id",
+            "Content-Type": kind,
+            "Content-Length": str(len(body.encode())),
+            **({"Mcp-Session-Id": SESSION} if self.tools.has_session else {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):  # the page has left
+            self.wfile.write(body.encode())
 
 
 @contextmanager
 def tool_server(**options: Any) -> Iterator[ToolServer]:
     server = ToolServer(**options)
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
+    listener = ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Handler", (_Handler,), {"tools": server})
+    )
     server.url = f"http://127.0.0.1:{listener.server_port}/mcp"
     thread = Thread(target=listener.serve_forever)
     thread.start()
