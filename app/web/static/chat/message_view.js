@@ -90,7 +90,9 @@ class ComparedView {
 
   constructor(message, actions) {
     this.#views = bothOf(message).map((one) => {
-      const view = new AssistantView(one, { ...actions, unansweredCalls: () => [] });
+      // Only the first one is in the conversation.
+      const regenerate = () => actions.regenerate(message);
+      const view = new AssistantView(one, { ...actions, regenerate, unansweredCalls: () => [] });
       view.element.prepend(h("div", { class: "side" },
         h("strong", { text: one.asked }),
         iconButton("stop", `Stop ${one.asked}`, () => actions.stop(one)),
