@@ -153,7 +153,7 @@ def _public_app(service: ServerState) -> FastAPI:
     register_handlers(app, service.metrics.count_rejection)
     pages = load_pages() if service.settings.web else {}
     # Before an API's own `HEAD /`.
-    app.include_router(page_router(pages))
+    app.include_router(page_router(pages, service.settings.tool_origins))
     _add_endpoints(app, _ENDPOINTS)
     _add_middleware(app, service, open_paths=pages)
     return app

@@ -1,8 +1,9 @@
 """The settings of the server: their sources, values and rules."""
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
@@ -14,6 +15,9 @@ from pydantic_settings import (
 
 from app.settings.engine_settings import EngineSettings
 from app.settings.names import ENV_PREFIX, env_name, rename_former
+
+# It becomes part of a header: a host has no blank, `;`, `,` or `*`.
+_ORIGIN: Final = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 
 class Settings(EngineSettings):
@@ -101,6 +105,11 @@ class Settings(EngineSettings):
     )
     web: bool = Field(
         default=True, description="Serve a page with a chat and a view of the engine at `/`."
+    )
+    mcp_origins: str = Field(
+        default="",
+        description="Servers of tools (MCP) that the page's scripts may call: origins like `http://localhost:3001`, "
+        "separated by commas.",
     )
     trust_remote_code: bool = Field(
         default=False, description="Run Python code that comes with a model."
@@ -278,6 +287,14 @@ class Settings(EngineSettings):
             raise ValueError(f"{names[0]} needs {names[1]}")
         return self
 
+    @field_validator("mcp_origins")
+    @classmethod
+    def _are_origins(cls, text: str) -> str:
+        for origin in _split(text):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin: http or https, a host, and a port")
+        return text
+
     @model_validator(mode="after")
     def _each_request_gets_a_token(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -299,6 +316,10 @@ class Settings(EngineSettings):
     @property
     def allowed_origins(self) -> list[str]:
         return _split(self.cors_origins)
+
+    @property
+    def tool_origins(self) -> list[str]:
+        return _split(self.mcp_origins)
 
     @property
     def media_hosts(self) -> list[str]:

@@ -1,6 +1,6 @@
 """Serves the files of the page, from memory, under a policy that lets nothing else in."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -23,14 +23,13 @@ _TYPES: Final = {
 # Nothing is loaded from elsewhere and no script or style is inline, so a completion that gets
 # past the sanitizer can neither run nor call anything.  `blob:` are the images that the user has added:
 # such a name is made by the page's own scripts, for what is in the browser already.
-CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src {}; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )
 
 _HEADERS: Final = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -64,18 +63,23 @@ def _load(path: Path) -> WebPage:
     return WebPage(content, _TYPES[path.suffix], f'"{sha256(content).hexdigest()[:16]}"')
 
 
-def page_router(pages: Mapping[str, WebPage]) -> APIRouter:
-    """Return a router with a route for each file and none besides."""
+def page_router(pages: Mapping[str, WebPage], tool_origins: Sequence[str] = ()) -> APIRouter:
+    """Return a router with a route for each file and none besides.
+
+    `tool_origins` are what the page may connect to beside this server; its script reads them from the policy.
+    """
+    policy = _POLICY.format(" ".join(("'self'", *tool_origins)))
+    headers = _HEADERS | {"Content-Security-Policy": policy}
     router = APIRouter(include_in_schema=False)
     for path, page in pages.items():
         # Not `add_api_route`: there is nothing to validate, and its analysis was half the making of an app.
-        router.add_route(path, _sender(page), methods=["GET", "HEAD"])
+        router.add_route(path, _sender(page, headers), methods=["GET", "HEAD"])
     return router
 
 
-def _sender(page: WebPage) -> Callable[[Request], Awaitable[Response]]:
+def _sender(page: WebPage, common: Mapping[str, str]) -> Callable[[Request], Awaitable[Response]]:
     async def send(request: Request) -> Response:
-        headers = _HEADERS | {"ETag": page.etag}
+        headers = {**common, "ETag": page.etag}
         if page.etag in request.headers.get("If-None-Match", ""):
             return Response(status_code=304, headers=headers)
         return Response(page.content, headers=headers, media_type=page.media_type)

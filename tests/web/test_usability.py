@@ -43,7 +43,7 @@ def test_all_can_be_done_by_keyboard(visit: Visit) -> None:
 def test_the_order_of_focus_is_that_of_the_page(visit: Visit) -> None:
     visit.page.locator(".skip").focus()
     order = [focused(visit)]
-    for _ in range(7):
+    for _ in range(9):
         visit.page.keyboard.press("Tab")
         order.append(focused(visit))
         outline = visit.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -51,6 +51,7 @@ def test_the_order_of_focus_is_that_of_the_page(visit: Visit) -> None:
     assert order == [
         "Skip to the message field",
         *("to-chat", "to-room", "model", "Theme: as the system", "Settings", "new-chat"),
+        *("export", "import"),
         "Messages",
     ]
 

@@ -77,14 +77,15 @@ function copySelected(text) {
   return isCopied;
 }
 
-/** A button that copies what `text()` returns, and says so for a moment. */
-export function copyButton(label, text) {
-  const button = iconButton("copy", label, async () => {
-    if (!await copyText(text())) return;
+/** A button that copies what `text()` returns, unless that is null, and says so for a moment. */
+export function copyButton(label, text, name = "copy") {
+  const button = iconButton(name, label, async () => {
+    const copied = text();
+    if (copied === null || !await copyText(copied)) return;
     button.replaceChildren(icon("check"));
     button.setAttribute("aria-label", "Copied");
     setTimeout(() => {
-      button.replaceChildren(icon("copy"));
+      button.replaceChildren(icon(name));
       button.setAttribute("aria-label", label);
     }, 1500);
   });

@@ -1,6 +1,7 @@
 // The page: two views, a model, a theme, settings.
 
 import { ChatView } from "./chat/chat_view.js";
+import { isLink } from "./chat/share.js";
 import { $, icon } from "./dom.js";
 import { ModelPicker } from "./model_picker.js";
 import { refreshModels, watchStates } from "./models.js";
@@ -16,6 +17,11 @@ new ModelPicker(); // before those that follow its choice
 const room = new RoomView();
 
 function showView() {
+  if (isLink(location.hash)) {
+    const { hash } = location;
+    history.replaceState(null, "", "#chat");
+    chat.openLink(hash);
+  }
   const isRoom = location.hash === "#room";
   $("room").hidden = !isRoom;
   $("chat").hidden = isRoom;

@@ -4,6 +4,7 @@ import { local, session } from "./storage.js";
 
 const NAME = "settings";
 const KEY = "api-key";
+const TOKENS = "mcp-tokens";
 
 /** Numbers are null where the server's own default shall hold. */
 const DEFAULTS = {
@@ -19,6 +20,9 @@ const DEFAULTS = {
   priority: "",
   reasoning_effort: "",
   tools: "",
+  schema: "",
+  compare: "",
+  mcp_servers: [],
 };
 
 export const settings = { ...DEFAULTS, ...stored() };
@@ -50,11 +54,23 @@ window.addEventListener("storage", ({ key }) => {
 export const onChange = (listener) => listeners.push(listener);
 
 export const key = () => session.get(KEY) ?? local.get(KEY) ?? "";
-export const isKeyKept = () => local.get(KEY) !== null;
+export const isKeyKept = () => local.get(KEY) !== null || local.get(TOKENS) !== null;
 
-export function changeKey(value, isKept) {
-  for (const storage of [local, session]) storage.remove(KEY);
-  if (value) (isKept ? local : session).set(KEY, value);
+/** The tokens of servers of tools, by address. */
+export function tokens() {
+  try {
+    return JSON.parse(session.get(TOKENS) ?? local.get(TOKENS)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+/** Set the key, and the tokens of servers of tools. */
+export function changeKeys(value, newTokens, isKept) {
+  for (const storage of [local, session]) for (const name of [KEY, TOKENS]) storage.remove(name);
+  const storage = isKept ? local : session;
+  if (value) storage.set(KEY, value);
+  if (Object.keys(newTokens).length) storage.set(TOKENS, JSON.stringify(newTokens));
   for (const listener of listeners) listener();
 }
 
@@ -66,5 +82,9 @@ export function samplingFields() {
   if (settings.priority) fields.priority = settings.priority;
   if (settings.reasoning_effort) fields.reasoning_effort = settings.reasoning_effort;
   if (settings.tools.trim()) fields.tools = JSON.parse(settings.tools);
+  if (settings.schema.trim()) {
+    const schema = JSON.parse(settings.schema);
+    fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
+  }
   return fields;
 }

@@ -1,7 +1,8 @@
 // The dialog of settings.
 
 import { $, h } from "./dom.js";
-import { change, changeKey, isKeyKept, key, settings } from "./settings.js";
+import { serverFields } from "./mcp/server_fields.js";
+import { change, changeKeys, isKeyKept, key, settings } from "./settings.js";
 
 const NUMBERS = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: "any" },
@@ -48,13 +49,11 @@ function form(reason) {
   const keep = h("input", { type: "checkbox", id: "setting-keep" });
   keep.checked = isKeyKept();
   const system = h("textarea", { rows: 3, value: settings.system });
-  const tools = h("textarea", { rows: 4, class: "code", spellcheck: "false", value: settings.tools,
-    placeholder: '[{"type": "function", "function": {"name": "…", "parameters": {…}}}]',
-    on: {
-      input: () => tools.setCustomValidity(toolsFault(tools.value)),
-      // What is folded cannot say what is wrong with it.
-      invalid: () => { tools.closest("details").open = true; },
-    } });
+  const tools = jsonField(4, settings.tools, toolsFault,
+    '[{"type": "function", "function": {"name": "…", "parameters": {…}}}]');
+  const schema = jsonField(4, settings.schema, schemaFault,
+    '{"type": "object", "properties": {…}, "required": […]}');
+  const servers = serverFields();
 
   const save = (event) => {
     event.preventDefault();
@@ -64,8 +63,10 @@ function form(reason) {
       ...Object.fromEntries(CHOICES.map(({ name }) => [name, fields.get(name).value])),
       system: system.value,
       tools: tools.value,
+      schema: schema.value,
+      mcp_servers: servers.values().urls,
     });
-    changeKey(keyInput.value.trim(), keep.checked);
+    changeKeys(keyInput.value.trim(), servers.values().tokens, keep.checked);
     dialog.close();
   };
 
@@ -73,21 +74,37 @@ function form(reason) {
     h("h2", { id: "settings-title", text: "Settings" }),
     reason ? h("p", { class: "error", role: "alert", text: reason }) : null,
     field("key", "API key, if the server asks for one", keyInput),
-    h("div", { class: "check" }, keep, h("label", { for: "setting-keep", text: "Keep the key when the tab is closed" })),
+    h("div", { class: "check" }, keep, h("label", { for: "setting-keep", text: "Keep the key, and tokens, when the tab is closed" })),
     field("system", "System prompt", system),
     h("fieldset", {}, h("legend", { text: "Sampling" }), h("div", { class: "grid" }, ...numbers, ...choices)),
     h("details", {}, h("summary", { text: "Tools" }),
       h("p", { class: "hint", text: "The calls are shown, and you write what they return." }),
       field("tools", "Definitions, as OpenAI’s JSON", tools)),
+    h("details", { open: settings.mcp_servers.length > 0 }, h("summary", { text: "Tool servers (MCP)" }), servers.element),
+    h("details", {}, h("summary", { text: "Structured output" }),
+      field("schema", "JSON schema of each response", schema)),
     h("div", { class: "actions" },
       h("button", { type: "button", text: "Cancel", on: { click: () => dialog.close() } }),
       h("button", { type: "submit", class: "primary", text: "Save" })));
 }
 
-function toolsFault(text) {
+function jsonField(rows, value, faultOf, placeholder) {
+  const area = h("textarea", { rows, class: "code", spellcheck: "false", value, placeholder, on: {
+    input: () => area.setCustomValidity(faultOf(area.value)),
+    // What is folded cannot say what is wrong with it.
+    invalid: () => { area.closest("details").open = true; },
+  } });
+  return area;
+}
+
+const toolsFault = (text) => jsonFault(text, Array.isArray, "This is not a list.");
+const schemaFault = (text) =>
+  jsonFault(text, (value) => value?.constructor === Object, "This is not an object.");
+
+function jsonFault(text, isRight, fault) {
   if (!text.trim()) return "";
   try {
-    return Array.isArray(JSON.parse(text)) ? "" : "This is not a list.";
+    return isRight(JSON.parse(text)) ? "" : fault;
   } catch (error) {
     return `This is not JSON: ${error.message}`;
   }

@@ -8,17 +8,19 @@ export class ConnectionLost extends Error {}
 /**
  * Yield the data of each event of a response.
  *
- * Throws ConnectionLost if the connection breaks, or is silent for too long.
+ * Throws ConnectionLost if the connection breaks, is silent for `silence` milliseconds, or sends an event of more
+ * than `most` characters.
  */
-export async function* events(response) {
+export async function* events(response, silence = SILENCE_LIMIT, most = Infinity) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     while (true) {
-      const { done, value } = await withinLimit(reader.read());
+      const { done, value } = await withinLimit(reader.read(), silence);
       if (done) return;
-      const parts = (rest + value).split("\n\n");
+      const parts = (rest + value).split(/\r\n\r\n|\n\n/);
       rest = parts.pop();
+      if (rest.length > most) throw new ConnectionLost("the server has sent too much");
       for (const part of parts) {
         const data = dataOf(part);
         if (data !== null) yield data;
@@ -30,17 +32,17 @@ export async function* events(response) {
 }
 
 function dataOf(event) {
-  const lines = event.split("\n").filter((line) => line.startsWith("data: "));
-  return lines.length ? lines.map((line) => line.slice(6)).join("\n") : null;
+  const lines = event.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+  return lines.length ? lines.map((line) => line.slice(5).replace(/^ /, "")).join("\n") : null;
 }
 
-async function withinLimit(promise) {
+async function withinLimit(promise, silence) {
   let timer;
-  const silence = new Promise((_, reject) => {
-    timer = setTimeout(() => reject(new ConnectionLost("the server has gone silent")), SILENCE_LIMIT);
+  const silent = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new ConnectionLost("the server has gone silent")), silence);
   });
   try {
-    return await Promise.race([promise, silence]);
+    return await Promise.race([promise, silent]);
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ConnectionLost) throw error;
     throw new ConnectionLost("the connection was lost");

@@ -1,18 +1,23 @@
 // The chat: the shown conversation, and those in which the model still writes.
 
-import { $, setText } from "../dom.js";
-import { onModels } from "../models.js";
+import { $, h, setText } from "../dom.js";
+import { modelOf, onModels } from "../models.js";
+import { settings } from "../settings.js";
 import { openSettings } from "../settings_dialog.js";
 import { session } from "../storage.js";
 import { Announcer } from "./announcer.js";
 import { Attachments } from "./attachments.js";
+import { CallRunner } from "./call_runner.js";
 import { ConversationList } from "./conversation_list.js";
 import {
-  assistantMessage, loadAll, newConversation, onChangeElsewhere, remove, save, titleOf, toolMessage, userMessage,
+  assistantMessage, bothOf, choose, loadAll, newConversation, onChangeElsewhere, remove, save, serverToolMessage, titleOf,
+  toolMessage, unansweredCalls, userMessage,
 } from "./conversations.js";
 import { generate } from "./generation.js";
 import { viewOf } from "./message_view.js";
+import { factsOf, linkTo, readLink } from "./share.js";
 import { Throttle } from "./throttle.js";
+import { exportAll, importAll } from "./transfer.js";
 
 // Milliseconds between two times that a growing conversation is kept.
 const SAVE_INTERVAL = 1000;
@@ -32,12 +37,16 @@ export class ChatView {
   #shown = newConversation();
   #views = new Map(); // by message
   #running = new Map(); // AbortControllers, by conversation
+  #stops = new WeakMap(); // AbortControllers, by message
+  #calls = new CallRunner();
+  #isFromLink = false;
   #scroller = $("messages");
   #attachments = new Attachments(() => this.#shown.messages.flatMap(({ images }) => images ?? []).length);
   #announcer = new Announcer($("announcer"));
   #throttle = new Throttle(() => this.#render());
   #list = new ConversationList($("conversations"), {
     show: (conversation) => this.show(conversation),
+    save: (conversation) => exportAll([conversation]),
     remove: (conversation) => this.#remove(conversation),
   });
   #actions = {
@@ -45,7 +54,15 @@ export class ChatView {
     regenerate: (message) => this.#regenerate(message),
     proceed: (message) => this.#proceed(message),
     respond: (message, call, text) => this.#respond(message, call, text),
-    unansweredCalls: (message) => this.#unansweredCalls(message),
+    unansweredCalls: (message) => unansweredCalls(this.#shown, message),
+    decide: (message, call, decision) => {
+      this.#calls.decide(call, decision);
+      this.#call(this.#shown, message);
+    },
+    stateOf: (call) => this.#calls.stateOf(call),
+    stop: (message) => this.#stops.get(message)?.abort(),
+    choose: (message, chosen) => this.#choose(message, chosen),
+    link: (text) => this.#linkTo(text),
   };
 
   constructor({ onNavigate, onUnknownModel }) {
@@ -57,6 +74,9 @@ export class ChatView {
     $("prompt").addEventListener("keydown", (event) => this.#onKey(event));
     $("prompt").addEventListener("input", () => this.#fitPrompt());
     $("to-latest").addEventListener("click", () => this.#follow(true));
+    $("export").addEventListener("click", () => exportAll(this.#conversations));
+    $("import").addEventListener("click", () => $("import-file").click());
+    $("import-file").addEventListener("change", () => this.#import($("import-file").files[0]));
     this.#scroller.addEventListener("scroll", () => this.#showJump(), { passive: true });
     for (const text of SUGGESTIONS) this.#suggest(text);
     // What a response waits for.
@@ -74,7 +94,7 @@ export class ChatView {
       this.#showKept(false);
     }
     const shown = this.#conversations.find((conversation) => conversation.id === id);
-    if (shown && !this.#shown.messages.length) this.show(shown);
+    if (shown && !this.#shown.messages.length && !this.#isFromLink) this.show(shown);
     this.#showList();
   }
 
@@ -85,6 +105,58 @@ export class ChatView {
     this.#follow(true);
     this.onNavigate();
     $("prompt").focus();
+  }
+
+  /** Fill in the prompt of a link, in a conversation of its own; nothing is sent. */
+  openLink(hash) {
+    try {
+      const { prompt, given } = readLink(hash);
+      const conversation = newConversation();
+      this.#isFromLink = true;
+      if (given) conversation.given = given;
+      this.show(conversation);
+      $("prompt").value = prompt;
+      this.#fitPrompt();
+    } catch (error) {
+      this.show(newConversation());
+      setText($("given"), `The link is ignored: ${error.message}.`);
+    }
+  }
+
+  #linkTo(text) {
+    try {
+      return linkTo(text, this.#shown.given);
+    } catch (error) {
+      setText($("given"), error.message);
+      return null;
+    }
+  }
+
+  #showGiven() {
+    const { given } = this.#shown;
+    const drop = () => {
+      delete this.#shown.given;
+      this.#keep(this.#shown);
+      this.#showGiven();
+      $("prompt").focus();
+    };
+    $("given").replaceChildren(...(given ? [`From a link or a file: ${factsOf(given)} `,
+      h("button", { type: "button", text: "Use my own settings", on: { click: drop } })] : []));
+  }
+
+  async #import(file) {
+    $("import-file").value = ""; // the same one may be picked again
+    let news;
+    try {
+      const added = await importAll(file);
+      this.#conversations.unshift(...added);
+      await Promise.all(added.map((conversation) => this.#keep(conversation)));
+      news = `${added.length} imported.`;
+    } catch (error) {
+      news = `Not imported: ${error.message}.`;
+    }
+    setText($("transfer-news"), news);
+    this.#showList();
   }
 
   /** Stop the shown conversation's response; false if there is none. */
@@ -150,34 +222,63 @@ export class ChatView {
 
   #proceed(message) {
     this.stop();
-    return this.#generate(message);
+    const place = this.#shown.messages.find((one) => bothOf(one).includes(message));
+    return this.#generate(this.#shown, place, [message]);
+  }
+
+  /** Go on with one of two messages. */
+  #choose(message, chosen) {
+    this.stop();
+    choose(this.#shown, message, chosen);
+    this.#keep(this.#shown);
+    this.#renderAnew();
+    $("prompt").focus();
   }
 
   #respond(message, call, text) {
     const { messages } = this.#shown;
     messages.push(toolMessage(call.id, text));
-    if (this.#unansweredCalls(message).length) this.#render();
+    if (unansweredCalls(this.#shown, message).length) this.#render();
     else this.#write();
   }
 
-  #unansweredCalls(message) {
-    const later = this.#shown.messages.slice(this.#shown.messages.indexOf(message) + 1);
-    if (later.some(({ role }) => role !== "tool")) return [];
-    const answered = new Set(later.map(({ callId }) => callId));
-    return message.calls.filter(({ id }) => !answered.has(id));
-  }
-
-  #write() {
-    const message = assistantMessage();
-    this.#shown.messages.push(message);
-    return this.#generate(message);
-  }
-
-  async #generate(message) {
-    const conversation = this.#shown;
+  /** Once all calls of servers' tools are decided, make them; once each call has a result, the model goes on. */
+  async #call(conversation, message) {
+    const calls = unansweredCalls(conversation, message).filter(({ server }) => server);
+    const asked = calls.filter((call) => this.#calls.stateOf(call) === "asked");
+    if (!calls.length || asked.length || this.#running.has(conversation)) {
+      if (asked.length) this.#announcer.say(`The model asks to call ${asked.map(({ name }) => name).join(", ")}.`);
+      return this.#render();
+    }
     const controller = new AbortController();
     this.#running.set(conversation, controller);
-    this.#announcer.begin(message.content.length);
+    for await (const [call, result] of this.#calls.results(calls, controller.signal, () => this.#render())) {
+      conversation.messages.push(serverToolMessage(call, result));
+      this.#keep(conversation);
+    }
+    if (this.#running.get(conversation) === controller) this.#running.delete(conversation);
+    const isDone = !controller.signal.aborted && !unansweredCalls(conversation, message).length;
+    if (isDone && this.#conversations.includes(conversation)) return this.#write(conversation);
+    if (controller.signal.aborted) this.#announcer.say("Stopped.");
+    this.#render();
+  }
+
+  #write(conversation = this.#shown) {
+    const message = assistantMessage();
+    const other = settings.compare !== settings.model && modelOf(settings.compare)?.id;
+    if (other) {
+      message.asked = settings.model;
+      message.rival = { ...assistantMessage(), asked: other };
+    }
+    conversation.messages.push(message);
+    return this.#generate(conversation, message, bothOf(message));
+  }
+
+  /** Let the models write `messages`: the one at `place`, its rival, or both. */
+  async #generate(conversation, place, messages) {
+    const controller = new AbortController();
+    this.#running.set(conversation, controller);
+    if (conversation === this.#shown) this.#announcer.begin(place.content.length);
     let kept = 0;
     const onChange = () => {
       if (performance.now() - kept > SAVE_INTERVAL) {
@@ -186,24 +287,31 @@ export class ChatView {
       }
       if (conversation !== this.#shown) return;
       this.#throttle.request();
-      this.#announcer.update(message.content);
+      // Two at once cannot be listened to.
+      if (!place.rival) this.#announcer.update(place.content);
     };
-    const ended = generate(conversation.messages, message, controller.signal, onChange);
+    const ended = messages.map((message) => {
+      const own = new AbortController();
+      this.#stops.set(message, own);
+      return generate(conversation, place, message, AbortSignal.any([controller.signal, own.signal]), onChange);
+    });
     this.#render();
-    this.#follow(true);
-    await ended;
+    if (conversation === this.#shown) this.#follow(true);
+    await Promise.all(ended);
     if (this.#running.get(conversation) === controller) this.#running.delete(conversation);
     this.#keep(conversation);
-    this.#end(conversation, message);
+    for (const message of messages) this.#end(conversation, place, message);
+    if (!place.rival && place.status === "done" && conversation.messages.includes(place)) this.#call(conversation, place);
   }
 
-  #end(conversation, message) {
+  #end(conversation, place, message) {
     // One that was replaced meanwhile says nothing more.
-    if (!conversation.messages.includes(message)) return;
+    if (!conversation.messages.includes(place)) return;
     if (conversation !== this.#shown) return this.#showList();
     this.#throttle.request();
     const outcome = { done: "The response is complete.", stopped: "Stopped.", failed: message.error };
-    this.#announcer.end(message.content, outcome[message.status]);
+    if (place.rival) this.#announcer.say("The responses have ended.");
+    else this.#announcer.end(message.content, outcome[message.status]);
     if (message.status !== "failed") return;
     if (message.errorStatus === 401) openSettings(message.error);
     // The server has another one since the page was opened.
@@ -247,6 +355,7 @@ export class ChatView {
   }
 
   #renderAnew() {
+    this.#showGiven();
     this.#views.clear();
     $("message-list").replaceChildren();
     this.#render();

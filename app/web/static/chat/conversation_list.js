@@ -7,7 +7,7 @@ export class ConversationList {
   #actions;
   #items = new Map(); // by conversation
 
-  /** `actions`: show(conversation), remove(conversation). */
+  /** `actions`: show(conversation), save(conversation), remove(conversation). */
   constructor(element, actions) {
     this.#element = element;
     this.#actions = actions;
@@ -30,6 +30,7 @@ export class ConversationList {
     };
     return { element: h("li", {},
       h("button", { type: "button", on: { click: () => this.#actions.show(conversation) } }),
+      iconButton("down", `Export ${conversation.title}`, () => this.#actions.save(conversation)),
       iconButton("delete", `Delete ${conversation.title}`, remove)) };
   }
 }

@@ -2,9 +2,10 @@
 //
 // A message is {role: "user" | "assistant" | "tool", content, status}, and besides
 //   of the user: images (Blobs; older ones have none)
-//   of the assistant: reasoning, calls: [{id, name, arguments}], error, finishReason, usage,
-//     tokensPerSecond, firstTokenSeconds, reasoningSeconds, model, asked (the model that was asked)
-//   of a tool: callId
+//   of the assistant: reasoning, calls: [{id, name, arguments, server (which has the tool)}], error, finishReason,
+//     usage, tokensPerSecond, firstTokenSeconds, reasoningSeconds, model, asked (the model that was asked), note,
+//     isJson, rival (such a message of another model, which answers the same)
+//   of a tool: callId, and of a server's: name, images
 // `status` is "streaming", "done", "stopped" or "failed".
 
 const NAME = "mlx-batch-server";
@@ -36,7 +37,8 @@ async function run(mode, act) {
 /** The kept conversations, the latest first; what was streaming when the page closed was cut off. */
 export async function loadAll() {
   const all = await run("readonly", (store) => store.getAll());
-  for (const message of all.flatMap((conversation) => conversation.messages)) {
+  const messages = all.flatMap((conversation) => conversation.messages);
+  for (const message of messages.flatMap(bothOf)) {
     if (message.status === "streaming") {
       Object.assign(message, { status: "failed", error: "The page was closed meanwhile." });
     }
@@ -63,11 +65,34 @@ export function newConversation() {
   return { id: newId(), title: "", created: Date.now(), updated: Date.now(), messages: [] };
 }
 
+/** A message, and the one of another model beside it. */
+export const bothOf = (message) => (message.rival ? [message, message.rival] : [message]);
+
+/** The calls of a message that have no result, and may still get one. */
+export function unansweredCalls({ messages }, message) {
+  const later = messages.slice(messages.indexOf(message) + 1);
+  if (!messages.includes(message) || later.some(({ role }) => role !== "tool")) return [];
+  const answered = new Set(later.map(({ callId }) => callId));
+  return message.calls.filter(({ id }) => !answered.has(id));
+}
+
+/** Go on with one of the two of `message`, and with its model's of all before. */
+export function choose({ messages }, message, chosen) {
+  const isRival = message.rival === chosen;
+  for (const other of messages.slice(0, messages.indexOf(message) + 1)) {
+    const { rival } = other;
+    delete other.rival;
+    if (isRival && rival) Object.assign(other, rival);
+  }
+}
+
 // `crypto.randomUUID` is there in secure contexts only.
 const newId = () => `${Date.now().toString(36)}-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
 
 export const userMessage = (content, images = []) => ({ role: "user", content, images, status: "done" });
 export const toolMessage = (callId, content) => ({ role: "tool", callId, content, status: "done" });
+export const serverToolMessage = ({ id, name }, { text, images }) =>
+  ({ role: "tool", callId: id, content: text, name, images, status: "done" });
 export const assistantMessage = () =>
   ({ role: "assistant", content: "", reasoning: "", calls: [], status: "streaming" });
 

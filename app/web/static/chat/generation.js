@@ -1,24 +1,29 @@
 // From a conversation to a request, and from the chunks of its response to a message.
 
 import { streamChat } from "../api.js";
+import { definitions, refreshTools, serverOf } from "../mcp/tools.js";
 import { samplingFields, settings } from "../settings.js";
 import { dataUrl } from "./images.js";
 
+// Times in a row that the model may call tools; then it has to say something.
+const MAX_ROUNDS = 10;
+
 /**
- * Let the model write `message`, the last one of `messages`; what it has already is continued.
+ * Let the model write `message`, which is `place` in the conversation or its rival; what it has already is continued.
  *
  * Never throws: the message says how it ended.  `onChange` is called after each chunk.
  */
-export async function generate(messages, message, signal, onChange) {
+export async function generate(conversation, place, message, signal, onChange) {
   const clock = new Clock(message);
   message.status = "streaming";
   delete message.error;
-  message.asked = settings.model;
+  if (message === place) message.asked = settings.model;
   try {
-    for await (const chunk of streamChat(await requestOf(messages, message), signal)) {
+    for await (const chunk of streamChat(await requestOf(conversation, place, message, signal), signal)) {
       apply(chunk, message, clock);
       onChange();
     }
+    for (const call of message.calls) if (serverOf(call.name)) call.server = serverOf(call.name);
     message.status = "done";
   } catch (error) {
     message.status = signal.aborted ? "stopped" : "failed";
@@ -30,21 +35,39 @@ export async function generate(messages, message, signal, onChange) {
   onChange();
 }
 
-async function requestOf(messages, message) {
-  const turns = (await Promise.all(messages.slice(0, messages.indexOf(message)).map(turnsOf))).flat();
-  if (settings.system.trim()) turns.unshift({ role: "system", content: settings.system });
+async function requestOf({ messages, given }, place, message, signal) {
+  const earlier = messages.slice(0, messages.indexOf(place));
+  // Each of two models has seen its own messages.
+  const seen = message === place ? earlier : earlier.map((other) => other.rival ?? other);
+  const turns = (await Promise.all(seen.map(turnsOf))).flat();
+  const system = given?.system ?? settings.system;
+  if (system.trim()) turns.unshift({ role: "system", content: system });
   const continued = message.content !== "";
   if (continued) turns.push({ role: "assistant", content: message.content });
   return {
     // Before the models are known, the server's default.
-    ...(settings.model && { model: settings.model }),
+    ...(message.asked && { model: message.asked }),
     messages: turns,
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     return_timings: true,
-    ...samplingFields(),
+    ...await fieldsOf(seen, place, message, signal),
+    ...given?.params,
     ...(continued && { continue_final_message: true, add_generation_prompt: false }),
   };
+}
+
+async function fieldsOf(seen, place, message, signal) {
+  const { tools: own = [], ...fields } = samplingFields();
+  message.isJson = fields.response_format !== undefined;
+  // Whose call would be answered, and for whom?
+  if (place.rival) return fields;
+  if (settings.mcp_servers.length) message.note = (await refreshTools(signal)).join(" ");
+  const tools = [...own, ...(settings.mcp_servers.length ? definitions() : [])];
+  if (!tools.length) return fields;
+  const round = seen.slice(seen.findLastIndex(({ role }) => role === "user") + 1);
+  const numRounds = round.filter(({ calls }) => calls?.length).length;
+  return { ...fields, tools, ...(numRounds >= MAX_ROUNDS && { tool_choice: "none" }) };
 }
 
 async function turnsOf(message) {

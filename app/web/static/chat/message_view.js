@@ -2,14 +2,17 @@
 
 import { copyButton, h, iconButton, setText } from "../dom.js";
 import { waitFor } from "../models.js";
+import { bothOf } from "./conversations.js";
 import { thumbnails } from "./images.js";
 import { MarkdownStream } from "./markdown_stream.js";
 
 /**
  * `actions`: edit(message, text), regenerate(message), proceed(message), respond(message, call, text),
- * unansweredCalls(message).
+ * unansweredCalls(message), decide(message, call, decision), stateOf(call), stop(message), choose(message, chosen),
+ * link(text).
  */
 export function viewOf(message, actions) {
+  if (message.rival) return new ComparedView(message, actions);
   if (message.role === "assistant") return new AssistantView(message, actions);
   return message.role === "user" ? new UserView(message, actions) : new ToolView(message);
 }
@@ -35,7 +38,8 @@ class UserView {
       content ? h("div", { class: "bubble", text: content }) : "",
       h("div", { class: "tools" },
         iconButton("edit", "Edit", () => this.#edit()),
-        content ? copyButton("Copy", () => content) : ""),
+        content ? copyButton("Copy", () => content) : "",
+        content ? copyButton("Copy a link to this prompt", () => this.actions.link(content), "link") : ""),
     );
   }
 
@@ -70,12 +74,37 @@ class UserView {
 class ToolView {
   constructor(message) {
     this.element = h("li", { class: "message tool" },
-      h("details", { open: true }, h("summary", { text: "Result of the call" }),
-        h("pre", { tabindex: 0, text: message.content })));
+      // What the user has written is seen, and what a server has sent is folded.
+      h("details", { open: !message.name }, h("summary", { text: `Result of ${message.name ?? "the call"}` }),
+        h("pre", { tabindex: 0, text: message.content }),
+        h("div", { class: "images" }, ...thumbnails(message.images ?? []))));
     this.message = message;
   }
 
   update() {}
+}
+
+/** The messages of two models that answer the same, side by side. */
+class ComparedView {
+  #views;
+
+  constructor(message, actions) {
+    this.#views = bothOf(message).map((one) => {
+      // Only the first one is in the conversation.
+      const regenerate = () => actions.regenerate(message);
+      const view = new AssistantView(one, { ...actions, regenerate, unansweredCalls: () => [] });
+      view.element.prepend(h("div", { class: "side" },
+        h("strong", { text: one.asked }),
+        iconButton("stop", `Stop ${one.asked}`, () => actions.stop(one)),
+        h("button", { type: "button", text: "Continue with this", on: { click: () => actions.choose(message, one) } })));
+      return view;
+    });
+    this.element = h("li", {}, h("ol", { class: "compared" }, ...this.#views.map(({ element }) => element)));
+  }
+
+  update() {
+    for (const view of this.#views) view.update();
+  }
 }
 
 class AssistantView {
@@ -86,6 +115,7 @@ class AssistantView {
   #fault = h("div", { class: "fault", hidden: true });
   #facts = h("span", { class: "facts" });
   #wait = h("p", { class: "wait" });
+  #note = h("p", { class: "hint", role: "status" });
   #tools;
   #shownStatus = null;
 
@@ -97,7 +127,7 @@ class AssistantView {
       iconButton("again", "Regenerate", () => actions.regenerate(message)),
       this.#facts);
     this.element.append(h("h2", { class: "sr-only", text: "Model" }),
-      this.#wait, this.#reasoning.element, this.#markdown.element, this.#calls, this.#fault, this.#tools);
+      this.#note, this.#wait, this.#reasoning.element, this.#markdown.element, this.#calls, this.#fault, this.#tools);
     this.update();
   }
 
@@ -112,7 +142,9 @@ class AssistantView {
     setText(this.#wait, isSilent ? waitFor(message.asked) : "");
     this.element.setAttribute("aria-busy", isStreaming);
     this.#reasoning.update(message);
-    this.#markdown.update(message.content, !isStreaming);
+    setText(this.#note, message.note ?? "");
+    const { content } = message;
+    this.#markdown.update(content && message.isJson ? `\`\`\`json\n${indented(content)}\n\`\`\`` : content, !isStreaming);
     this.#showCalls();
     this.#showFault();
     setText(this.#facts, factsOf(message));
@@ -128,10 +160,24 @@ class AssistantView {
     if (status === "streaming") return;
     const unanswered = this.actions.unansweredCalls(this.message);
     calls.forEach((call, i) => {
-      const form = this.#calls.children[i].querySelector("form");
-      if (!unanswered.includes(call)) form?.remove();
-      else if (!form) this.#calls.children[i].append(this.#resultForm(call));
+      const shown = this.#calls.children[i];
+      const state = unanswered.includes(call) ? (call.server ? this.actions.stateOf(call) : "open") : "answered";
+      if (shown.dataset.state === state) return;
+      shown.dataset.state = state;
+      shown.querySelector(".answer")?.remove();
+      if (state !== "answered") shown.append(call.server ? this.#decisionOn(call, state) : this.#resultForm(call));
     });
+  }
+
+  #decisionOn(call, state) {
+    const { server } = call;
+    if (state !== "asked") return h("p", { class: "answer hint", text: { running: "Calling …" }[state] ?? `${state}.` });
+    const button = (label, decision) => h("button", { type: "button", text: label, on: {
+      click: () => this.actions.decide(this.message, call, decision),
+    } });
+    return h("div", { class: "answer actions", role: "group", "aria-label": `Call ${call.name} of ${server}?` },
+      h("span", { class: "hint", text: `Call this tool of ${server}?` }),
+      button("Allow once", "once"), button("Always for this tool", "always"), button("Deny", "denied"));
   }
 
   #resultForm(call) {
@@ -140,7 +186,7 @@ class AssistantView {
       event.preventDefault();
       this.actions.respond(this.message, call, area.value);
     };
-    return h("form", { on: { submit } }, area, h("button", { type: "submit", text: "Return" }));
+    return h("form", { class: "answer", on: { submit } }, area, h("button", { type: "submit", text: "Return" }));
   }
 
   #showFault() {

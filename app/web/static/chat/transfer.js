@@ -1,0 +1,114 @@
+// Conversations as a file, and from one: nothing of a file is taken that this page has not written itself.
+
+import { assistantMessage, bothOf, newConversation, titleOf } from "./conversations.js";
+import { dataUrl, readImage } from "./images.js";
+import { readGiven } from "./share.js";
+
+const VERSION = 1;
+// Bytes of a file; conversations of one, messages of one of these, images and calls of one of these.
+const MAX_BYTES = 1 << 26;
+const MAX_CONVERSATIONS = 1000;
+const MAX_MESSAGES = 10_000;
+const MAX_PARTS = 128;
+
+/** Let the user save conversations as a file. */
+export async function exportAll(conversations) {
+  const written = await Promise.all(conversations.map(async ({ title, created, given, messages }) => (
+    { title, created, ...(given && { given }), messages: await Promise.all(messages.map(asWritten)) })));
+  const text = JSON.stringify({ version: VERSION, conversations: written }, null, 1);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  link.download = written.length === 1 ? "conversation.json" : "conversations.json";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+async function asWritten({ role, content, callId, name, reasoning, calls, model, asked, images, rival }) {
+  return {
+    role, content, callId, name, reasoning, model, asked,
+    ...(calls && { calls: calls.map((call) => ({ id: call.id, name: call.name, arguments: call.arguments })) }),
+    ...(images?.length && { images: await Promise.all(images.map(dataUrl)) }),
+    ...(rival && { rival: await asWritten(rival) }),
+  };
+}
+
+/** The conversations of a file, as new ones; throws an Error that says what is wrong with it. */
+export async function importAll(file) {
+  if (file.size > MAX_BYTES) throw new Error(`it has more than ${MAX_BYTES >> 20} MiB`);
+  let data;
+  try {
+    data = JSON.parse(await file.text());
+  } catch {
+    throw new Error("it is not JSON");
+  }
+  if (data?.version !== VERSION) throw new Error(`its version is not ${VERSION}`);
+  const read = [];
+  for (const [i, item] of list(data.conversations, MAX_CONVERSATIONS, "conversations").entries()) {
+    try {
+      read.push(await conversationOf(item));
+    } catch (error) {
+      throw new Error(`conversation ${i + 1}: ${error.message}`);
+    }
+  }
+  return read;
+}
+
+async function conversationOf(item) {
+  const conversation = newConversation();
+  conversation.title = titleOf(text(item, "title")) || "Imported";
+  if (Number.isFinite(item.created)) conversation.created = item.created;
+  const given = item.given === undefined ? null : readGiven(object(item.given, "given"));
+  if (given) conversation.given = given;
+  for (const message of list(item.messages, MAX_MESSAGES, "messages")) conversation.messages.push(await messageOf(message));
+  return conversation;
+}
+
+async function messageOf(item) {
+  object(item, "message");
+  const { role } = item;
+  const content = text(item, "content");
+  if (role === "user") return { role, content, images: await imagesOf(item), status: "done" };
+  if (role === "tool") {
+    const name = item.name === undefined ? {} : { name: text(item, "name") };
+    return { role, callId: text(item, "callId"), content, ...name, images: await imagesOf(item), status: "done" };
+  }
+  if (role !== "assistant") throw new Error("a role is none of user, assistant and tool");
+  const message = { ...assistantMessage(), content, status: "done", calls: list(item.calls ?? [], MAX_PARTS, "calls").map(callOf) };
+  for (const name of ["reasoning", "model", "asked"]) if (item[name] !== undefined) message[name] = text(item, name);
+  if (item.rival !== undefined) {
+    message.rival = await messageOf({ ...object(item.rival, "rival"), rival: undefined });
+    if (bothOf(message).some((one) => one.role !== role || one.asked === undefined)) throw new Error("a rival is none");
+  }
+  return message;
+}
+
+const callOf = (item) =>
+  ({ id: text(item, "id"), name: text(item, "name"), arguments: text(item, "arguments") });
+
+/** The images, as the browser draws them anew. */
+async function imagesOf({ images = [] }) {
+  return Promise.all(list(images, MAX_PARTS, "images").map(async (url) => {
+    const [, type, data] = /^data:(image\/(?:png|jpeg));base64,([A-Za-z0-9+/=]+)$/.exec(url) ?? [];
+    try {
+      return await readImage(new Blob([Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0))], { type }));
+    } catch {
+      throw new Error("an image is none");
+    }
+  }));
+}
+
+function list(value, most, name) {
+  if (!Array.isArray(value)) throw new Error(`its ${name} are no list`);
+  if (value.length > most) throw new Error(`it has more than ${most} ${name}`);
+  return value;
+}
+
+function object(value, name) {
+  if (value === null || typeof value !== "object" || Array.isArray(value)) throw new Error(`a ${name} is no object`);
+  return value;
+}
+
+function text(item, name) {
+  if (typeof object(item, "part")[name] !== "string") throw new Error(`a ${name} is no text`);
+  return item[name];
+}
