@@ -32,7 +32,7 @@ def to_conversation(body: ResponseRequest, items: Sequence[InputItem]) -> Conver
     turns = [item for item in items if not isinstance(item, AdditionalToolsItem)]
     tools = [tool.spec for tool in all_tools(body.tools, items).values()]
     return Conversation(
-        messages=list(_messages(turns, body.instructions)),
+        messages=list(to_messages(turns, body.instructions)),
         tools=tools,
         tool_choice=to_tool_choice(body.tool_choice) if tools else "none",
         parallel_tool_calls=body.parallel_tool_calls,
@@ -86,7 +86,7 @@ def _unsealed(item: InputItem, unsealer: Unsealer, index: int) -> InputItem:
     return item.model_copy(update={"content": text})
 
 
-def _messages(items: Sequence[Turn], instructions: str | None) -> Iterator[ChatMessage]:
+def to_messages(items: Sequence[Turn], instructions: str | None = None) -> Iterator[ChatMessage]:
     """Yield the turns.
 
     The instructions and the system messages after them are one turn: many templates take one only.
