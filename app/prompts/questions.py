@@ -12,7 +12,7 @@ from app.parsing.reasoning.reasoning_grammar import reasoning_state
 from app.parsing.reasoning.reasoning_markers import reasoning_markers
 from app.prompts.conversation import ChatMessage, Conversation
 from app.prompts.render import Attached, chat_prompt, tokens_of
-from batching import InputTooLong, InvalidRequest, ModelInfo, PlacedImage
+from batching import ContextLengthExceeded, InvalidRequest, ModelInfo, PlacedImage
 
 INSTRUCTIONS: Final = "Read the input, then answer the question about it with one label only."
 # A noncharacter of Unicode, which is for such uses, where each question is to stand.
@@ -21,12 +21,12 @@ _MARK: Final = "\ufdd4"
 _NUM_CONTEXT: Final = 32
 
 _LABELS: Final = {
-    "truth": ("True", "False"),
+    "truth": ("Yes", "No"),
     "levels": tuple(digits),
     "options": (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2))),
 }
 _ASKS: Final = {
-    "truth": "Reply with True or False only.",
+    "truth": "Reply with Yes or No only.",
     "levels": "Reply with the number of the level that fits best.",
     "options": "Reply with the label of the option that fits best.",
 }
@@ -46,7 +46,7 @@ class Question:
     """A question of a request.
 
     param: the field that has it, for errors.
-    options: all answers; of a truth, true and false, which may have descriptions only.
+    options: all answers; of a truth, yes and no, which may have descriptions only.
     """
 
     param: str
@@ -93,7 +93,7 @@ def question_prompts(
 
     Raises:
         InvalidRequest: the model cannot answer, or has too few labels, or all is too long together.
-        ContextLengthExceeded, InputTooLong: a prompt does not fit in the context.
+        ContextLengthExceeded: a prompt does not fit in the context.
     """
     prompt = chat_prompt(model, _conversation(messages), message_format(model), attached=attached)
     before, mark, after = prompt.template_text.rpartition(_MARK)
@@ -108,7 +108,7 @@ def question_prompts(
         num_tokens += len(end.token_ids)
         # One more token says what the model makes of it.
         if (length := len(prefix) + len(end.token_ids)) >= model.max_model_len:
-            raise InputTooLong(length, model.max_model_len - 1, question.param)
+            raise ContextLengthExceeded(length, 1, model.max_model_len, question.param)
         if len(questions) > 1 and num_tokens > max_all_tokens:
             message = f"all prompts together may have at most {max_all_tokens} tokens"
             raise InvalidRequest("questions", message)

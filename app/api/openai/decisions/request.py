@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    FailFast,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from app.api.openai.responses.conversation import attachments, to_messages
 from app.api.openai.responses.input_items import (
@@ -22,6 +29,7 @@ from app.api.schemas.fields import (
     MAX_MESSAGES,
     CacheSalt,
     Text,
+    check_encodable,
     check_length,
     check_size,
     field_error,
@@ -51,12 +59,14 @@ def _are_objects(data: Any) -> bool:
     return isinstance(data, list) and all(isinstance(each, dict) for each in data)
 
 
-def _message(data: dict[str, Any]) -> MessageItem:
-    """Return a message; a user's may have JSON."""
-    content = data.get("content")
-    if data.get("role") == "user" and isinstance(content, list):
-        data = data | {"content": [*map(_as_text, content)]}
-    return MessageItem.model_validate(data)
+class DecisionMessage(MessageItem):
+    """A message; a user's may have JSON."""
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _read_json(cls, content: Any, info: ValidationInfo) -> Any:
+        is_read = info.data.get("role") == "user" and isinstance(content, list)
+        return [*map(_as_text, content)] if is_read else content
 
 
 def _as_text(part: Any) -> Any:
@@ -65,10 +75,10 @@ def _as_text(part: Any) -> Any:
     return part
 
 
-Item = MessageItem | FunctionCallItem | CustomToolCallItem | CallOutputItem
+Item = DecisionMessage | FunctionCallItem | CustomToolCallItem | CallOutputItem
 
 _KINDS: Final[dict[str, Callable[[Any], Item]]] = {
-    "message": _message,
+    "message": DecisionMessage.model_validate,
     "function_call": FunctionCallItem.model_validate,
     "custom_tool_call": CustomToolCallItem.model_validate,
     "function_call_output": CallOutputItem.model_validate,
@@ -125,8 +135,14 @@ class PredicateQuestion(_Question):
         )
 
 
+def _text_or_boolean(value: Any) -> Any:
+    if not isinstance(value, str | bool):
+        raise field_error("it must be a string or a boolean")
+    return check_encodable(value) if isinstance(value, str) else value
+
+
 class Choice(RequestModel):
-    value: Text | bool
+    value: Annotated[str | bool, BeforeValidator(_text_or_boolean)]
     description: Text = ""
 
     @property
