@@ -11,7 +11,7 @@ from tests.support.speaker import MODEL_ID, Served, served
 
 pytestmark = pytest.mark.anyio
 
-QUESTIONS = {
+QUESTIONS: dict[str, dict[str, Any]] = {
     "late": {
         "type": "noul",
         "instructions": "yes, it is late",
