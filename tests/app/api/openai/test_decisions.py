@@ -1,7 +1,6 @@
 """`POST /v1/decisions`: the probabilities of answers, and one prompt for all questions."""
 
-import math
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import httpx2
@@ -9,12 +8,14 @@ import openai
 import pytest
 from openai.types import Decision
 
-from app.prompts.questions import INSTRUCTIONS
-from batching.steps.sequences import SequenceState
-from batching.steps.token_output import TokenLogprobs
+from app.prompts.conversation import ChatMessage
+from app.prompts.questions import INSTRUCTIONS, Option, Question, question_prompts
+from batching import ModelInfo
+from tests.support.harmony_model import harmony_tokenizer
+from tests.support.judge import Judge
 from tests.support.rows import rows
 from tests.support.sdk_types import check_shape
-from tests.support.speaker import MODEL_ID, ByteTokenizer, Served, Speaker, served
+from tests.support.speaker import MODEL_ID, ByteTokenizer, Served, served
 
 pytestmark = pytest.mark.anyio
 
@@ -37,22 +38,6 @@ SCORE = {
 }
 QUESTIONS = [PREDICATE, CHOICE, SCORE]
 CONTEXT = [f"Line {i} of a long letter." for i in range(30)]
-
-
-class Judge(Speaker):
-    """Gives half of the probability to the label of the option called right, a quarter to all others together."""
-
-    prompts: ClassVar[list[str]] = []
-
-    def _named(self, sequence: SequenceState, prefix: list[int]) -> TokenLogprobs:
-        text = bytes(prefix).decode()
-        Judge.prompts.append(text)
-        ids = sequence.sampling.logprob_token_ids
-        lines = [line for line in text.splitlines() if line.endswith(": right")]
-        chosen = ord(lines[-1][0]) if lines else ord("Y" if "Question: yes" in text else "N")
-        others = math.log(0.25 / max(1, len(ids) - 1))
-        named = tuple((i, math.log(0.5) if i == chosen else others) for i in ids)
-        return TokenLogprobs(-1.0, named)
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +214,7 @@ TWICE = [{"value": "a"}, {"value": "a", "description": "b"}]
         ({"input": [{"type": "reasoning"}]}, "input.0.type", "'reasoning' is not supported"),
         ({"input": ["Hi"]}, "input.0", "must be an object"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input.0.call_id", "no call"),
+        ({"input": 1}, "input", "list"),
         (json_part([1]), "input.0.content", "an array of objects"),
         (json_part(DEEP), "input.0.content", "32 levels"),
         (json_part([{}] * 10_001), "input.0.content", "10000 values"),
@@ -252,6 +238,24 @@ async def test_all_questions_together_have_as_many_tokens_as_may_wait() -> None:
         assert (await decide(server)).status_code == 200
         param, message = await error(server, QUESTIONS * 3)
     assert (param, "600 tokens" in message) == ("questions", True)
+
+
+async def test_a_question_is_a_turn_of_its_own_behind_the_assistants() -> None:
+    items = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    async with served(runner=Judge) as server:
+        assert (await decide(server, [PREDICATE], input=items)).status_code == 200
+    assert "assistant: Ho\nuser: Question: yes" in Judge.prompts[0]
+
+
+def test_gpt_oss_answers_in_its_final_channel() -> None:
+    tokenizer = harmony_tokenizer()
+    model = ModelInfo("gpt-oss", tokenizer, tokenizer.end_token_ids, tokenizer.num_tokens, 4096)
+    question = Question(
+        param="q", kind="truth", instructions="Is it?", options=(Option(""), Option(""))
+    )
+    made = question_prompts(model, [ChatMessage(role="user", content="Hi")], [question], {}, 4096)
+    text = tokenizer.decode(made.ends[0].token_ids)
+    assert text.endswith("<|start|>assistant<|channel|>final<|message|>")
 
 
 class Forgetful(ByteTokenizer):

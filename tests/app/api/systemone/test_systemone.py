@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.api.openai.test_decisions import Judge
+from tests.support.judge import Judge
 from tests.support.rows import rows
 from tests.support.speaker import MODEL_ID, Served, served
 
