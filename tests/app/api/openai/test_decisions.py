@@ -11,6 +11,7 @@ from openai.types import Decision
 from app.prompts.conversation import ChatMessage
 from app.prompts.questions import INSTRUCTIONS, Option, Question, question_prompts
 from batching import ModelInfo
+from tests.support.batches import records, run
 from tests.support.harmony_model import harmony_tokenizer
 from tests.support.judge import Judge
 from tests.support.rows import rows
@@ -256,6 +257,15 @@ def test_gpt_oss_answers_in_its_final_channel() -> None:
     made = question_prompts(model, [ChatMessage(role="user", content="Hi")], [question], {}, 4096)
     text = tokenizer.decode(made.ends[0].token_ids)
     assert text.endswith("<|start|>assistant<|channel|>final<|message|>")
+
+
+async def test_a_line_of_a_batch_is_answered() -> None:
+    body = {"model": MODEL_ID, "input": "It is late.", "questions": QUESTIONS}
+    line = {"custom_id": "a", "method": "POST", "url": PATH, "body": body}
+    async with served(runner=Judge) as server:
+        batch = await run(server, [line], endpoint=PATH)
+        (record,) = await records(server, batch["output_file_id"])
+    assert check_shape(record["response"]["body"], Decision).answers[1].type == "choice"
 
 
 class Forgetful(ByteTokenizer):
