@@ -22,6 +22,7 @@ from app.api.ollama import (
 from app.api.openai.batches import router as batches
 from app.api.openai.chat import router as chat
 from app.api.openai.completions import router as completions
+from app.api.openai.decisions import router as decisions
 from app.api.openai.embeddings import router as embeddings
 from app.api.openai.files import router as files
 from app.api.openai.responses import (
@@ -31,6 +32,7 @@ from app.api.openai.responses import (
 )
 from app.api.ops import docs, events, health, metrics as metrics_endpoint
 from app.api.scoring import router as scoring
+from app.api.systemone import router as systemone
 from app.api.vllm import server_info, tokenize
 from app.batches.batch_run import BatchServices
 from app.batches.lines import LineRules
@@ -67,6 +69,8 @@ BATCH_ENDPOINTS: Final[Mapping[str, ModuleType]] = {
     "/v1/embeddings": embeddings,
     "/v1/rerank": scoring,
     "/v1/score": scoring,
+    "/v1/decisions": decisions,
+    "/v1/systemone": systemone,
 }
 _ENDPOINTS: Final[Sequence[ModuleType]] = (
     chat,
@@ -84,6 +88,8 @@ _ENDPOINTS: Final[Sequence[ModuleType]] = (
     infill,
     embeddings,
     scoring,
+    decisions,
+    systemone,
     tokenize,
     models,
     management,

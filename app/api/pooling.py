@@ -1,4 +1,4 @@
-"""The common parts of the endpoints of embeddings, scores and rankings."""
+"""The common parts of the endpoints of embeddings, scores, rankings and decisions."""
 
 from collections.abc import Sequence
 
@@ -69,8 +69,11 @@ async def begin_prompts(
     admitted: AdmittedRequest,
     *,
     completion_id: str,
+    prefix: Sequence[int] = (),
 ) -> PromptTask:
     """Return the task that reads prompts, which begins with `collect`.
+
+    prefix: see `PromptJob`.
 
     Raises:
         QueueFull: too many prompt tokens wait.
@@ -80,6 +83,7 @@ async def begin_prompts(
         model_id=engine.model.model_id,
         specs=specs,
         group_size=server_state(request).settings.max_num_seqs,
+        prefix=tuple(prefix),
     )
     await admitted.reserve_tokens(job.num_prompt_tokens)
     return PromptTask(engine, job, admitted)

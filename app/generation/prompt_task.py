@@ -26,16 +26,25 @@ class PromptJob:
     """specs: one for each prompt; each asks for a vector or for one token.
 
     group_size: how many prompts are handed to the engine at a time.
+    prefix: tokens that all prompts begin with; the specs have what follows them.  The first prompt computes them, and
+        the prefix cache has them for the others.
     """
 
     completion_id: str
     model_id: str
     specs: Sequence[SequenceSpec]
     group_size: int
+    prefix: tuple[int, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(spec.prompt) for spec in self.specs)
+        """The tokens of all prompts, of which those of the prefix count once."""
+        return len(self.prefix) + sum(len(spec.prompt) for spec in self.specs)
+
+    def spec(self, index: int) -> SequenceSpec:
+        """Return the spec of a whole prompt."""
+        spec = self.specs[index]
+        return spec.with_prompt(self.prefix + spec.prompt) if self.prefix else spec
 
 
 class PromptTask:
@@ -58,9 +67,14 @@ class PromptTask:
         """The tokens of all prompts; those that were cached are final once all outputs are there."""
         return TokenUsage(
             num_prompt_tokens=self._job.num_prompt_tokens,
-            num_cached_tokens=sum(o.num_cached_tokens for o in self._outputs.values()),
+            num_cached_tokens=self._num_cached_tokens(),
             num_output_tokens=sum(len(o.token_ids) for o in self._outputs.values()),
         )
+
+    def _num_cached_tokens(self) -> int:
+        """Return how many tokens were cached before the request: behind a prefix, what the first prompt found."""
+        counted = [0] if self._job.prefix else range(len(self._job.specs))
+        return sum(self._outputs[i].num_cached_tokens for i in counted if i in self._outputs)
 
     async def collect(self) -> list[TokenOutput]:
         """Wait for all outputs."""
@@ -100,11 +114,13 @@ class PromptTask:
     async def _serve(self, group: range) -> None:
         job = self._job
         stream = await self._engine.submit(
-            [self._request.applied_to(job.specs[index]) for index in group]
+            [self._request.applied_to(job.spec(index)) for index in group]
         )
         self._sequences += stream.sequences
         try:
             async for index, output in stream:
+                if not self._outputs:
+                    self._request.ticket.release_tokens(len(job.prefix))
                 self._outputs[group[index]] = output
                 self._request.ticket.release_tokens(len(job.specs[group[index]].prompt))
         finally:

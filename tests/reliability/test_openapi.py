@@ -54,6 +54,8 @@ OPERATIONS: Final = [
     "POST /rerank",
     "POST /v1/score",
     "POST /score",
+    "POST /v1/decisions",
+    "POST /v1/systemone",
     f"POST {FILES}",
     f"GET {FILES}",
     f"GET {FILES}/{{file_id}}",
@@ -86,6 +88,8 @@ CHECK_NAMES: Final = [
 ]
 RANKED: Final = {"query": "Hi", "documents": ["Ho"]}
 SCORED: Final = {"text_1": "Hi", "text_2": "Ho"}
+PREDICATE: Final = {"type": "predicate", "instructions": "Is it?"}
+NOUL: Final = {"type": "noul", "instructions": "Is it?"}
 # A request that is served, to which fields are added.
 SERVED: Final[dict[str, dict[str, Any]]] = {
     CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
@@ -103,6 +107,8 @@ SERVED: Final[dict[str, dict[str, Any]]] = {
     "/rerank": RANKED,
     "/v1/score": SCORED,
     "/score": SCORED,
+    "/v1/decisions": {"input": "Hi", "questions": [PREDICATE]},
+    "/v1/systemone": {"state": "Hi", "questions": {"a": NOUL}},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [1, 2]},
 }

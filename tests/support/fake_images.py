@@ -16,6 +16,7 @@ from app.media import model_images
 from batching import ImageInput, UnfitImage, VisionModel
 from batching.inputs.images import TowerArray
 from batching.steps.sequences import SequenceState
+from batching.steps.token_output import TokenLogprobs
 from tests.support.fakes import read_by_model
 from tests.support.images import encoded
 from tests.support.speaker import VOCAB_SIZE, ByteTokenizer, Served, Speaker, served
@@ -98,6 +99,12 @@ class Seeing(Speaker):
             assert prompt.count(BEGIN) == len(images)
             type(self).prompts.append(shown(prompt))
         return super()._choose(sequence, prefix)
+
+    def _named(self, sequence: SequenceState, prefix: list[int]) -> TokenLogprobs:
+        """Return equal log probabilities of the tokens that are named; others are of bytes alone."""
+        if not (named := sequence.sampling.logprob_token_ids):
+            return super()._named(sequence, prefix)
+        return TokenLogprobs(-1.0, tuple((token_id, -1.0) for token_id in named))
 
 
 @contextmanager

@@ -563,3 +563,14 @@ async def test_the_models_tell_what_they_read() -> None:
     assert "vision" not in card["capabilities"]
     assert card["architecture"]["input_modalities"] == ["text"]
     assert card["max_images"] is None
+
+
+async def test_decisions_have_images_in_their_input_once_for_all_questions() -> None:
+    questions = [{"type": "predicate", "instructions": f"Is it {i}?"} for i in range(3)]
+    async with seeing() as server:
+        asked = user(input_text("What"), input_image(), input_text("is it?"))
+        answer = await post(server, "/v1/decisions", input=[asked], questions=questions)
+        assert len(answer["answers"]) == 3
+        assert (await server.engine.stats()).num_images_encoded == 1
+    assert all("user: What(3)is it?\n\nQuestion: Is it" in each for each in Seeing.prompts)
+    assert len(Seeing.prompts) == 3

@@ -43,7 +43,7 @@ def to_conversation(
         turns.append(MessageItem(role="user", content=REQUEST))
     tools = [tool.spec for tool in all_tools(body.tools, items).values()]
     return Conversation(
-        messages=list(_messages(turns, body.instructions)),
+        messages=list(to_messages(turns, body.instructions)),
         tools=tools,
         tool_choice=to_tool_choice(body.tool_choice) if tools else "none",
         parallel_tool_calls=body.parallel_tool_calls,
@@ -105,7 +105,7 @@ def _unsealed(value: str, unsealer: Unsealer, index: int) -> str:
         raise InvalidEncryptedContent(param) from None
 
 
-def _messages(items: Sequence[Turn], instructions: str | None) -> Iterator[ChatMessage]:
+def to_messages(items: Sequence[Turn], instructions: str | None = None) -> Iterator[ChatMessage]:
     """Yield the turns.
 
     The instructions and the system messages after them are one turn: many templates take one only.
