@@ -23,7 +23,10 @@ def check_rejected(answer: Answer, *others: int, path: str = CHAT) -> None:
     assert len(answer.body) < MAX_ANSWER
     body = json.loads(answer.body)
     error = body["error"]
-    if path in (MESSAGES, COUNT):
+    if path.startswith("/api/"):
+        assert body.keys() == {"error"}
+        error = {"message": error}
+    elif path in (MESSAGES, COUNT):
         assert body.keys() == {"type", "error", "request_id"}
         assert (body["type"], error.keys()) == ("error", {"type", "message"})
         assert error["type"] in ANTHROPIC_ERROR_TYPES

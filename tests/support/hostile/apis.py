@@ -7,9 +7,13 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 
 from app.api.anthropic.request import MessagesRequest
+from app.api.llama_cpp.infill import InfillRequest
+from app.api.ollama.request import ChatRequest, GenerateRequest
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.completions.request import CompletionRequest
+from app.api.openai.decisions.request import DecisionRequest
 from app.api.openai.responses.request import ResponseRequest
+from app.api.systemone.request import SystemOneRequest
 from tests.support.hostile.wire import post
 
 CHAT: Final = "/v1/chat/completions"
@@ -18,12 +22,24 @@ RENDER: Final = "/v1/chat/completions/render"
 MESSAGES: Final = "/v1/messages"
 COUNT: Final = "/v1/messages/count_tokens"
 RESPONSES: Final = "/v1/responses"
+COMPACT: Final = "/v1/responses/compact"
+DECISIONS: Final = "/v1/decisions"
+SYSTEM_ONE: Final = "/v1/systemone"
+INFILL: Final = "/infill"
+OLLAMA_CHAT: Final = "/api/chat"
+GENERATE: Final = "/api/generate"
 
 REQUESTS: Final[dict[str, type[BaseModel]]] = {
     CHAT: ChatCompletionRequest,
     COMPLETIONS: CompletionRequest,
     MESSAGES: MessagesRequest,
     RESPONSES: ResponseRequest,
+    COMPACT: ResponseRequest,
+    DECISIONS: DecisionRequest,
+    SYSTEM_ONE: SystemOneRequest,
+    INFILL: InfillRequest,
+    OLLAMA_CHAT: ChatRequest,
+    GENERATE: GenerateRequest,
 }
 
 # It stands in the prompts, and in no answer.
@@ -40,6 +56,16 @@ SHORT: Final = {
         {"max_tokens": 1, "messages": [{"role": "user", "content": SECRET}]}
     ).encode(),
     RESPONSES: json.dumps({"input": SECRET}).encode(),
+    COMPACT: json.dumps({"input": SECRET, "max_output_tokens": 1}).encode(),
+    DECISIONS: json.dumps(
+        {"input": SECRET, "questions": [{"type": "predicate", "instructions": "Is it jam?"}]}
+    ).encode(),
+    SYSTEM_ONE: json.dumps(
+        {"state": SECRET, "questions": {"a": {"type": "noul", "instructions": "Is it jam?"}}}
+    ).encode(),
+    INFILL: json.dumps({"input_prefix": SECRET, "input_suffix": "b", "n_predict": 1}).encode(),
+    OLLAMA_CHAT: json.dumps({"messages": [{"role": "user", "content": SECRET}]}).encode(),
+    GENERATE: json.dumps({"prompt": SECRET}).encode(),
 }
 
 # A body is made when it is sent: some are large.
