@@ -1,6 +1,7 @@
 """Builds the engine of an encoder: the scheduler of all models, over prompts that are read whole."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,10 +12,10 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
-from batching.backend.encoders.encoder import Encoder, load_encoder
+from batching.backend.encoders.encoder import Encoder, PlainTrunk, Trunk, load_encoder
 from batching.backend.encoders.runner import EncoderRunner
 from batching.backend.encoders.tokens import cross_encoder_of, longest_text
-from batching.backend.exceptions import one_line
+from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.gguf.model import arrays_of, evaluate
 from batching.backend.loader import resolve
 from batching.backend.memory.device import MIB, check_room
@@ -35,6 +36,8 @@ from batching.model_files.references import BUNDLED_MODEL
 from batching.model_info import ModelInfo
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.scheduler import ContinuousBatchingScheduler
+
+logger = logging.getLogger(__name__)
 
 # Texts are short: so many tokens of a step have room for one.
 _TOKENS_PER_TEXT: Final = 16
@@ -84,38 +87,66 @@ def _built(
     declared = _config_of(path)
     # On a CPU, MLX multiplies other types than these through no BLAS.
     dtype = mx.float32 if mx.default_device() == mx.cpu else platform.weights_dtype
-    encoder = load_encoder(path, declared, dtype)
-    arrays = [array for module in encoder.modules for array in arrays_of(module)]
-    check_room(sum(a.nbytes for a in arrays), "weights", "take a smaller model")
-    del arrays
-    for module in encoder.modules:
-        evaluate(module, slices)
+    encoder, num_bytes = _read(path, declared, dtype, slices)
     tokenizer = slices.in_thread(partial(load_tokenizer, path))
     embeddings, head = _embeddings(config, path, encoder)
     info = _info(config, encoder, tokenizer, embeddings)
     limits = _limits(config, info.max_model_len)
+    trunk, kernels = _fastest(config, encoder.plain, platform, limits)
     engine = BatchInferenceEngine(
         ContinuousBatchingScheduler(limits),
-        EncoderRunner(encoder, head),
+        EncoderRunner(replace(encoder, trunk=trunk), head),
         max_stall=config.max_stall_ms / 1000,
         min_chunk=platform.min_chunk,
     )
-    num_bytes = sum(a.nbytes for module in encoder.modules for a in arrays_of(module))
-    weights = "as stored" if dtype is None else dtype_name(dtype)
     lines = {
         "model": f"{config.model_id} ({declared['model_type']}, an encoder, {path})",
-        "device": platform.device_line(weights),
+        "device": platform.device_line("as stored" if dtype is None else dtype_name(dtype)),
+        "kernels": kernels,
         "context": f"{info.max_model_len} tokens a text",
         "batch": f"up to {limits.max_num_seqs} texts, {limits.max_num_batched_tokens} tokens a step",
         "memory": f"{num_bytes // MIB} MiB of weights",
     }
-    return LoadedEngine(
-        engine,
-        info,
-        tuple(f"{name:<10}{line}" for name, line in lines.items()),
-        MemoryUse(num_bytes),
-        partial(release, platform),
-    )
+    startup_lines = tuple(f"{name:<10}{line}" for name, line in lines.items() if line)
+    close = partial(release, platform)
+    return LoadedEngine(engine, info, startup_lines, MemoryUse(num_bytes), close)
+
+
+def _read(
+    path: Path, declared: Mapping[str, Any], dtype: mx.Dtype | None, slices: LoadSlices
+) -> tuple[Encoder, int]:
+    """Read an encoder; return it, and the bytes of its weights."""
+    encoder = load_encoder(path, declared, dtype)
+    num_bytes = sum(a.nbytes for module in encoder.modules for a in arrays_of(module))
+    check_room(num_bytes, "weights", "take a smaller model")
+    for module in encoder.modules:
+        evaluate(module, slices)
+    return encoder, num_bytes
+
+
+def _fastest(
+    config: EngineConfig, plain: PlainTrunk, platform: Platform, limits: SchedulerConfig
+) -> tuple[Trunk, str]:
+    """Return a trunk as it runs fastest on a platform, and a line that says how.
+
+    Raises:
+        ModelLoadError: the kernels are required, and it does not run on them.
+    """
+    # A long text may be in a step with as many tokens of others as the step may have.
+    max_tokens = limits.max_model_len + limits.max_num_batched_tokens
+    try:
+        trunk = platform.encoder_trunk(plain, max_tokens, limits.max_num_seqs)
+        return trunk, platform.kernels_line("")
+    except Exception as error:
+        forget_locals(error)
+        reason = one_line(error)
+        instead = platform.fallback(reason)
+        if instead is None:
+            raise ModelLoadError(
+                f"the kernels are required, and do not run it: {reason}"
+            ) from error
+        logger.warning("%s: %s", config.model_id, instead.reason)
+        return plain, instead.platform.kernels_line("")
 
 
 def _config_of(path: Path) -> Mapping[str, Any]:
@@ -137,7 +168,7 @@ def _info(
     tokenizer: TokenizerWrapper,
     embeddings: Embeddings | NoEmbeddings,
 ) -> ModelInfo:
-    context = longest_text(tokenizer, encoder.trunk.context)
+    context = longest_text(tokenizer, encoder.plain.context)
     return ModelInfo(
         model_id=config.model_id,
         tokenizer=tokenizer,

@@ -53,10 +53,10 @@ class BertAttention(Part):
         super().__init__()
         self.qkv = nn.Linear(sizes.hidden, 3 * sizes.hidden)
         self.output = BertOutput(sizes.hidden, sizes.hidden, eps)
-        self._num_heads = sizes.num_heads
+        self.num_heads = sizes.num_heads
 
     def __call__(self, x: mx.array, texts: Texts) -> mx.array:
-        attended: mx.array = self.output(attention(self.qkv(x), texts, self._num_heads), x)
+        attended: mx.array = self.output(attention(self.qkv(x), texts, self.num_heads), x)
         return attended
 
 
@@ -64,10 +64,10 @@ class BertIntermediate(Part):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.dense = nn.Linear(sizes.hidden, sizes.inner)
-        self._activation = sizes.word("hidden_act", ACTIVATIONS, "gelu")
+        self.activation = sizes.word("hidden_act", ACTIVATIONS, "gelu")
 
     def __call__(self, x: mx.array) -> mx.array:
-        activated: mx.array = self._activation(self.dense(x))
+        activated: mx.array = self.activation(self.dense(x))
         return activated
 
 
@@ -98,7 +98,7 @@ class Bert(Part):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        sizes = Sizes(config)
+        self.sizes = sizes = Sizes(config)
         eps = sizes.number("layer_norm_eps", 1e-12)
         if (kind := config.get("position_embedding_type", "absolute")) != "absolute":
             raise ModelLoadError(f"its positions are {kind}, and only absolute ones are supported")

@@ -22,10 +22,12 @@ from batching.backend.encoders.weights import fill, read_weights
 from batching.errors import ModelLoadError
 
 Config = Mapping[str, Any]  # config.json's contents: any JSON
+PlainTrunk = Bert | ModernBert
+Trunk = Callable[[Texts], mx.array]
 Activation = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 # The trunk of each type in batching/model_files/model_types.py, and its classifier.
-_CLASSES: Final[Mapping[str, tuple[type[Bert | ModernBert], Callable[[Config], nn.Module]]]] = {
+_CLASSES: Final[Mapping[str, tuple[type[PlainTrunk], Callable[[Config], nn.Module]]]] = {
     "bert": (Bert, BertClassifier),
     "roberta": (Bert, RobertaClassifier),
     "xlm-roberta": (Bert, RobertaClassifier),
@@ -41,9 +43,13 @@ _ACTIVATIONS: Final[Mapping[str, Activation]] = {
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder; of a cross-encoder `classifier` gives a logit of each text, and `activation` its score."""
+    """An encoder; of a cross-encoder `classifier` gives a logit of each text, and `activation` its score.
 
-    trunk: Bert | ModernBert
+    plain, trunk: the trunk as it was loaded, and as it is run.
+    """
+
+    plain: PlainTrunk
+    trunk: Trunk
     hidden_size: int
     vocab_size: int
     classifier: nn.Module | None = None
@@ -51,7 +57,7 @@ class Encoder:
 
     @property
     def modules(self) -> list[nn.Module]:
-        return [self.trunk] if self.classifier is None else [self.trunk, self.classifier]
+        return [self.plain] if self.classifier is None else [self.plain, self.classifier]
 
     def __call__(self, texts: Texts) -> mx.array:
         """Return hidden states, `[T, hidden_size]`, or of a cross-encoder logits, `[texts, 1]`."""
@@ -81,12 +87,12 @@ def load_encoder(path: Path, config: Config, dtype: mx.Dtype | None) -> Encoder:
     fill(trunk, arrays, dtype)
     size, vocab_size = config["hidden_size"], config["vocab_size"]
     if not is_classifier:
-        return Encoder(trunk, size, vocab_size)
+        return Encoder(trunk, trunk, size, vocab_size)
     _check_labels(config)
     activation = _activation(config)
     classifier = make_classifier(config)
     fill(classifier, arrays, dtype)
-    return Encoder(trunk, size, vocab_size, classifier, activation)
+    return Encoder(trunk, trunk, size, vocab_size, classifier, activation)
 
 
 def _check_labels(config: Config) -> None:

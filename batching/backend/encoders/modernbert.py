@@ -32,12 +32,10 @@ class ModernBertAttention(Part):
         bias = sizes.flag("attention_bias", default=False)
         self.Wqkv = nn.Linear(sizes.hidden, 3 * sizes.hidden, bias=bias)
         self.Wo = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
-        self._num_heads, self._theta, self._window = sizes.num_heads, theta, window
+        self.num_heads, self.theta, self.window = sizes.num_heads, theta, window
 
     def __call__(self, x: mx.array, texts: Texts) -> mx.array:
-        seen = attention(
-            self.Wqkv(x), texts, self._num_heads, theta=self._theta, window=self._window
-        )
+        seen = attention(self.Wqkv(x), texts, self.num_heads, theta=self.theta, window=self.window)
         output: mx.array = self.Wo(seen)
         return output
 
@@ -48,11 +46,11 @@ class ModernBertMLP(Part):
         bias = sizes.flag("mlp_bias", default=False)
         self.Wi = nn.Linear(sizes.hidden, 2 * sizes.inner, bias=bias)
         self.Wo = nn.Linear(sizes.inner, sizes.hidden, bias=bias)
-        self._activation = sizes.word("hidden_activation", ACTIVATIONS, "gelu")
+        self.activation = sizes.word("hidden_activation", ACTIVATIONS, "gelu")
 
     def __call__(self, x: mx.array) -> mx.array:
         activated, gate = mx.split(self.Wi(x), 2, axis=-1)
-        output: mx.array = self.Wo(self._activation(activated) * gate)
+        output: mx.array = self.Wo(self.activation(activated) * gate)
         return output
 
 
@@ -83,7 +81,7 @@ class ModernBert(Part):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        sizes = Sizes(config)
+        self.sizes = sizes = Sizes(config)
         eps, bias = sizes.number("norm_eps", 1e-5), sizes.flag("norm_bias", default=False)
         self.context = sizes.context
         self.embeddings = ModernBertEmbeddings(sizes, eps, bias=bias)

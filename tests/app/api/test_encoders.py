@@ -14,10 +14,15 @@ from tests.support.encoder_models import CONFIGS, QUERY, TEXTS
 
 pytestmark = pytest.mark.anyio
 
+NATIVE = pytest.mark.parametrize("native", ["auto", "off"])
 
+
+@NATIVE
 @pytest.mark.parametrize("kind", CONFIGS)
-async def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, kind: str) -> None:
-    async with serving(write_encoder(tmp_path, kind)) as client:
+async def test_vectors_are_those_of_sentence_transformers(
+    tmp_path: Path, kind: str, native: str
+) -> None:
+    async with serving(write_encoder(tmp_path, kind), native=native) as client:
         together = await client.post("/v1/embeddings", json={"input": TEXTS})
         alone = [await client.post("/v1/embeddings", json={"input": text}) for text in TEXTS]
     vectors = [each["embedding"] for each in together.json()["data"]]
@@ -28,9 +33,10 @@ async def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, kind: 
         assert vector == pytest.approx(response.json()["data"][0]["embedding"], abs=1e-6)
 
 
+@NATIVE
 @pytest.mark.parametrize("kind", CONFIGS)
-async def test_scores_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
-    async with serving(write_cross_encoder(tmp_path, kind)) as client:
+async def test_scores_are_those_of_transformers(tmp_path: Path, kind: str, native: str) -> None:
+    async with serving(write_cross_encoder(tmp_path, kind), native=native) as client:
         scored = await client.post("/v1/score", json={"text_1": QUERY, "text_2": TEXTS})
         ranked = await client.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS})
     golden = GOLDEN[kind]["cross_encoder"]["scores"]
