@@ -30,7 +30,7 @@ from batching.constraints.protocol import AllowedTokens, Constraint
 from batching.constraints.thinking import ThinkingBudget, ThinkingLimit
 from batching.engine.async_engine import AsyncEngine
 from batching.engine.memory_use import MemoryUse
-from batching.engine.request_checks import check_input, check_token_ids
+from batching.engine.request_checks import check_generates, check_input, check_token_ids
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
@@ -93,6 +93,7 @@ from batching.models.model_status import ModelStatus
 from batching.models.needs import local_path, memory_need, vision_on_disk
 from batching.models.served_model import ServedModel
 from batching.pooling import (
+    CrossEncoder,
     Embeddings,
     NoEmbeddings,
     PoolingParams,
@@ -129,6 +130,7 @@ __all__ = [
     "Compute",
     "Constraint",
     "ContextLengthExceeded",
+    "CrossEncoder",
     "DeadlineExceeded",
     "DryParams",
     "Embeddings",
@@ -210,6 +212,7 @@ __all__ = [
     "VisionModel",
     "bundled_file",
     "check_caches",
+    "check_generates",
     "check_input",
     "check_token_ids",
     "choice_grammar",

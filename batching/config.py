@@ -82,6 +82,7 @@ class SchedulerConfig(BatchLimits):
     max_image_rows: rows of encoded images that are kept for requests with equal images.
     num_image_pieces: how many pieces the encoding of an image has, between which steps may end.
     max_span: the most tokens that see each other, which no step may cut; 0 if the model has no such.
+    reads_whole: all tokens of a prompt see each other, so that it is read in one step, however long it is.
 
     Raises:
         ValueError: a limit is out of range, or two of them contradict each other.
@@ -98,6 +99,7 @@ class SchedulerConfig(BatchLimits):
     max_image_rows: int = 0
     num_image_pieces: int = 1
     max_span: int = 0
+    reads_whole: bool = False
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)

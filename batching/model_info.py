@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
+from batching.pooling import NO_EMBEDDINGS, CrossEncoder, Embeddings, NoEmbeddings, Reranker
 
 T = TypeVar("T")
 
@@ -110,6 +110,7 @@ class ModelInfo:
     reranker: how the model scores documents; None if it is not a reranker.
     mode, mode_reason: the part of the model that runs for all rows of a step at once, in the words of the
         self-check, and why it is not all of it; empty if it is.
+    generates: False for an encoder, which writes no text.
     """
 
     model_id: str
@@ -120,10 +121,11 @@ class ModelInfo:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     has_jinja_template: bool = False
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS
-    reranker: Reranker | None = None
+    reranker: Reranker | CrossEncoder | None = None
     vision: VisionModel | NoVision = TEXT_ONLY
     mode: str = "ragged"
     mode_reason: str = ""
+    generates: bool = True
     _derived: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

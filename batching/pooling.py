@@ -28,11 +28,13 @@ class PoolingParams:
     type: which hidden states are pooled.
     dimensions: keep only the first of the vector's numbers; None keeps all.
     normalize: scale the vector, after that, to length 1.
+    second: where the second text of a pair begins in the prompt, for a cross-encoder.
     """
 
     type: PoolingType = PoolingType.LAST
     dimensions: int | None = None
     normalize: bool = True
+    second: int | None = None
 
     def rows(self, start: int, stop: int, num_tokens: int) -> range:
         """Return the positions in `[start, stop)` whose hidden states are pooled.
@@ -91,3 +93,20 @@ class Reranker:
     relevant_id: int
     irrelevant_id: int
     template: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossEncoder:
+    """An encoder that reads a pair of texts and makes one number of it, the score.
+
+    before, between, after: the tokens that it wants around the texts.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are beside those of the texts."""
+        return len(self.before) + len(self.between) + len(self.after)

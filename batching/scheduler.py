@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from batching.admission.admission_queue import AdmissionQueue
 from batching.config import SchedulerConfig
+from batching.inputs.images import Span, Spans
 from batching.inputs.sampling_params import SamplingParams
 from batching.kv_cache.manager import KVCacheManager
 from batching.kv_cache.stored_blocks import StoredBlocks
@@ -164,6 +165,8 @@ class ContinuousBatchingScheduler:
         """Queue a request together with its forks; `check_request` has accepted it."""
         num_tokens = request.num_prompt_tokens + request.spec.output_limit
         assert num_tokens <= self.config.max_request_tokens, "the request could not run alone"
+        if self.config.reads_whole:
+            request.spans = Spans([Span(0, request.num_prompt_tokens)])
         self._admission.push(request)
 
     def abort(self, request: BatchRequest) -> None:

@@ -67,6 +67,7 @@ BACKEND_USERS: Final = {
     KERNELS,
     MAKE_MODEL,
     GPU_CHECK,
+    "scripts.bench.encoders",
     "scripts.bench.images",
     "scripts.bench.kv_store",
     "scripts.bench.loading",

@@ -17,7 +17,14 @@ from app.prompts.length_bound import longest_token
 from app.prompts.templates.model_template import render_turns
 from app.prompts.templates.template_sandbox import RendererLost, TemplateFailed
 from app.prompts.turn_order import adapted_turns, takes_system
-from batching import ContextLengthExceeded, ImageInput, InvalidRequest, ModelInfo, PlacedImage
+from batching import (
+    ContextLengthExceeded,
+    ImageInput,
+    InvalidRequest,
+    ModelInfo,
+    PlacedImage,
+    check_generates,
+)
 
 # What stands at a mark: an image, or the text of a file.
 Attached = ImageInput | str
@@ -101,10 +108,11 @@ def chat_prompt(
     attached: the images and files of the conversation, by their marks.
 
     Raises:
-        InvalidRequest: the model has no template, or the template rejects the conversation or leaves out an image.
+        InvalidRequest: the model writes no text or has no template, or the template rejects the conversation or leaves out an image.
         RendererLost: the process that renders was killed, or had no time.
         PromptTooLong: the prompt cannot fit in the context.
     """
+    check_generates(model)
     if not model.tokenizer.has_chat_template:
         raise InvalidRequest(
             "model", f"the model '{model.model_id}' has no chat template; use /v1/completions"

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol, Self
 import mlx.core as mx
 import mlx.nn as nn
 
+from batching.backend.encoders.encoder import PlainTrunk, Trunk
 from batching.backend.execution_mode import CheckResult
 from batching.backend.gguf.model import arrays_of
 from batching.backend.hooks.changes import Changes
@@ -203,6 +204,14 @@ class Platform(ABC):
     def compiles_kernels(self) -> bool:
         """Whether the first step compiles kernels for the blocks of the pool."""
         return False
+
+    def encoder_trunk(self, trunk: PlainTrunk, max_tokens: int, max_texts: int) -> Trunk:
+        """Return a trunk as it is fastest here, for steps of at most so many tokens and texts.
+
+        Raises:
+            Exception: it does not run here; the plain one does.
+        """
+        return trunk
 
     # Values for the scheduler
 

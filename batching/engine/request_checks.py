@@ -13,8 +13,10 @@ def check_request(model: ModelInfo, spec: SequenceSpec) -> None:
     Raises:
         EmptyPrompt: the prompt has no tokens.
         ContextLengthExceeded: the prompt and `max_tokens` do not fit the context.
-        InvalidRequest: a token id is not in the vocabulary, or an image has too many tokens.
+        InvalidRequest: a token id is not in the vocabulary, an image has too many tokens, or the model writes no text.
     """
+    if spec.pooling is None:
+        check_generates(model)
     prompt, sampling, limit = spec.prompt, spec.sampling, model.max_model_len
     if not prompt:
         raise EmptyPrompt
@@ -24,6 +26,17 @@ def check_request(model: ModelInfo, spec: SequenceSpec) -> None:
     check_token_ids(model, "logprob_token_ids", sampling.logprob_token_ids)
     check_token_ids(model, "logit_bias", [token_id for token_id, _ in sampling.logit_bias])
     _check_spans(model, spec)
+
+
+def check_generates(model: ModelInfo) -> None:
+    """Check that the model writes text.
+
+    Raises:
+        InvalidRequest: it is an encoder.
+    """
+    if not model.generates:
+        message = f"the model '{model.model_id}' is an encoder, which writes no text"
+        raise InvalidRequest("model", message)
 
 
 def _check_spans(model: ModelInfo, spec: SequenceSpec) -> None:

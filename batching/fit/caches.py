@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from batching.fit.kept import Kept, KeptLayer
-from batching.model_files.model_types import module_of
+from batching.model_files.model_types import ENCODER_TYPES, module_of
 
 _LAYER_KEYS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _HEAD_KEYS: Final = ("num_attention_heads", "num_heads", "n_heads", "n_head")
@@ -321,6 +321,7 @@ def _types(rule: _Rule, names: str) -> dict[str, _Rule]:
 
 
 _RULES: Final[Mapping[str, _Rule]] = {
+    **_types(lambda _: Kept(()), " ".join(ENCODER_TYPES)),
     **_types(
         _all_alike,
         "Klear apertus bailing_moe cohere deepseek dots1 ernie4_5 ernie4_5_moe exaone gemma gemma2 glm glm4 "

@@ -9,6 +9,7 @@ from batching.fit.caches import kept_of
 from batching.fit.kept import Kept
 from batching.fit.weights import Compute, weight_bytes
 from batching.model_files.description import ModelDescription
+from batching.model_files.model_types import ENCODER_TYPES
 
 # What Python, MLX, the tokenizer and the arrays of a step take beside weights and pool.
 _OTHER_BYTES: Final = 256 << 20
@@ -65,7 +66,8 @@ class MemoryEstimate:
 
 def estimate(model: ModelDescription, config: EngineConfig, compute: Compute) -> MemoryEstimate:
     """Estimate what a model needs if it is loaded with a configuration."""
-    weights = weight_bytes(model, compute, config.dtype)
+    is_encoder = model.model_type in ENCODER_TYPES and compute is not Compute.STORED
+    weights = weight_bytes(model, compute, "float32" if is_encoder else config.dtype)
     overhead = _OTHER_BYTES + weights // max(1, model.num_layers or 1)
     context = config.model_context(model.context)
     enough = least_blocks(context, config.block_size)

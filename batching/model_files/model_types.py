@@ -25,6 +25,8 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 RENAMED: Final = {"lfm2_vl": "lfm2-vl"}
 # Those whose text model is mlx-vlm's: mlx-lm has none.
 TEXT_OF_MLX_VLM: Final = ("glm4v", "glm4v_moe")
+# Encoders, which mlx-lm does not have, nor this server in GGUF files.
+ENCODER_TYPES: Final = ("bert", "modernbert", "roberta", "xlm-roberta")
 # Those whose vision part is served: their log probabilities are tested to be those of the plain pass.  The prompts of
 # PaliGemma see ahead as a whole; mllama attends to images across.
 VISION_TYPES: Final = (
@@ -87,4 +89,8 @@ def served_as(*model_types: str | None) -> str | None:
 
 
 def _served_as(model_type: str) -> str | None:
-    return "batched" if model_type in TEXT_OF_MLX_VLM else SERVED.get(module_of(model_type))
+    return (
+        "batched"
+        if model_type in (*TEXT_OF_MLX_VLM, *ENCODER_TYPES)
+        else SERVED.get(module_of(model_type))
+    )

@@ -63,6 +63,15 @@ def status_object(status: ModelStatus, *, is_admin: bool) -> Status:
 
 def capabilities(model: ModelInfo) -> list[str]:
     """Return what requests can ask of a model, in Ollama's words."""
+    found = _of_text(model) if model.generates else []
+    if isinstance(model.embeddings, Embeddings):
+        found.append("embedding")
+    if model.reranker is not None:
+        found.append("rerank")
+    return found
+
+
+def _of_text(model: ModelInfo) -> list[str]:
     found = ["completion"]
     if model.tokenizer.has_chat_template and message_format(model).is_native:
         found.append("tools")
@@ -72,10 +81,6 @@ def capabilities(model: ModelInfo) -> list[str]:
         found.append("thinking")
     if isinstance(model.vision, VisionModel):
         found.append("vision")
-    if isinstance(model.embeddings, Embeddings):
-        found.append("embedding")
-    if model.reranker is not None:
-        found.append("rerank")
     return found
 
 

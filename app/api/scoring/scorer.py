@@ -1,7 +1,7 @@
 """How relevant one text is to another: a reranker says so, or the vectors of both."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import mul
@@ -15,10 +15,12 @@ from app.api.serving import admit, engine_for, prepared
 from app.generation.prompt_task import PromptTask
 from app.observability.request_record import TokenUsage
 from app.prompts.inputs import InputReader
+from app.prompts.pairs import PairPrompts
 from app.prompts.rerank import RerankPrompts
 from app.server_state import server_state
 from app.settings import env_name
 from batching import (
+    CrossEncoder,
     Embeddings,
     InvalidRequest,
     ModelInfo,
@@ -47,7 +49,7 @@ class _Plan(NamedTuple):
     """The prompts that the model reads, and the score of each pair in its outputs."""
 
     prompts: Sequence[Sequence[int]]
-    pooling: PoolingParams | None
+    pooling: Sequence[PoolingParams | None]
     sampling: SamplingParams
     scores: Callable[[Sequence[TokenOutput]], list[float]]
 
@@ -56,12 +58,12 @@ class _Plan(NamedTuple):
         return [
             SequenceSpec(
                 prompt=tuple(prompt),
-                max_tokens=1 if self.pooling is None else 0,
-                pooling=self.pooling,
+                max_tokens=1 if pooling is None else 0,
+                pooling=pooling,
                 sampling=self.sampling,
                 cache_salt=cache_salt or "",
             )
-            for prompt in self.prompts
+            for prompt, pooling in zip(self.prompts, self.pooling, strict=True)
         ]
 
 
@@ -107,8 +109,10 @@ def _planner(
     request: Request, model: ModelInfo, body: ScoringRequest, comparison: Comparison
 ) -> Callable[[], _Plan]:
     """Return a blocking function that makes the plan; the reranker's if the model is one."""
+    limit = server_state(request).settings.max_queued_tokens
+    if isinstance(model.reranker, CrossEncoder):
+        return partial(_cross_encoded, model, model.reranker, body, comparison, limit)
     if model.reranker is not None:
-        limit = server_state(request).settings.max_queued_tokens
         return partial(_reranked, model, model.reranker, body, comparison, limit)
     _check_embeds(model, body)
     reader = input_reader(request, model, body.cut())
@@ -139,17 +143,59 @@ def _reranked(
         max_prompt_tokens=(body.num_kept_tokens or model.max_model_len - 1) if cuts else None,
         max_document_tokens=body.max_tokens_per_doc,
     )
-    prompts: list[list[int]] = []
-    num_tokens = 0
     param = comparison.params[1]
-    for index, (query, document) in enumerate(comparison.pairs):
-        prompts.append(writer.write(f"{param}.{index}", query, document))
-        num_tokens += len(prompts[-1])
-        if len(comparison.pairs) > 1 and num_tokens > limit:
-            raise InvalidRequest(param, f"all prompts together may have at most {limit} tokens")
+    prompts = _within(
+        limit,
+        param,
+        (
+            writer.write(f"{param}.{index}", query, document)
+            for index, (query, document) in enumerate(comparison.pairs)
+        ),
+    )
     token_ids = (reranker.relevant_id, reranker.irrelevant_id)
     sampling = SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=token_ids)
-    return _Plan(prompts, None, sampling, partial(_relevances, reranker))
+    return _Plan(prompts, [None] * len(prompts), sampling, partial(_relevances, reranker))
+
+
+def _within(limit: int, param: str, prompts: Iterable[list[int]]) -> list[list[int]]:
+    """Return prompts, unless they have more tokens than `limit`; each is written when it is due."""
+    written: list[list[int]] = []
+    num_tokens = 0
+    for prompt in prompts:
+        written.append(prompt)
+        num_tokens += len(prompt)
+        if len(written) > 1 and num_tokens > limit:
+            raise InvalidRequest(param, f"all prompts together may have at most {limit} tokens")
+    return written
+
+
+def _cross_encoded(
+    model: ModelInfo,
+    encoder: CrossEncoder,
+    body: ScoringRequest,
+    comparison: Comparison,
+    limit: int,
+) -> _Plan:
+    """Let the model read each pair; `limit` is of all tokens together, if there are several."""
+    if body.instruction is not None:
+        raise InvalidRequest("instruction", "a cross-encoder has no template that would show it")
+    cuts = body.truncate_prompt_tokens is not None
+    writer = PairPrompts(
+        model,
+        encoder,
+        comparison.params,
+        max_prompt_tokens=(body.num_kept_tokens or model.max_model_len) if cuts else None,
+        max_document_tokens=body.max_tokens_per_doc,
+    )
+    pairs = comparison.pairs
+    written = (writer.write(index, *pair) for index, pair in enumerate(pairs))
+    prompts = _within(limit, comparison.params[1], written)
+    pooling = [PoolingParams(second=writer.second(query)) for query, _ in pairs]
+    return _Plan(prompts, pooling, SamplingParams(), _scores)
+
+
+def _scores(outputs: Sequence[TokenOutput]) -> list[float]:
+    return [score for output in outputs for score in output.embedding or ()]
 
 
 def _relevances(reranker: Reranker, outputs: Sequence[TokenOutput]) -> list[float]:
@@ -173,7 +219,7 @@ def _compared(reader: InputReader, embeddings: Embeddings, comparison: Compariso
     second = {text: index for index, text in enumerate(columns[1], len(columns[0]))}
     pairs = [(first[a], second[b]) for a, b in comparison.pairs]
     pooling = PoolingParams(type=embeddings.pooling, normalize=True)
-    return _Plan(prompts, pooling, SamplingParams(), partial(_cosines, pairs))
+    return _Plan(prompts, [pooling] * len(prompts), SamplingParams(), partial(_cosines, pairs))
 
 
 def _cosines(pairs: Sequence[tuple[int, int]], outputs: Sequence[TokenOutput]) -> list[float]:

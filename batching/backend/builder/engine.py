@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+from batching.backend.builder.encoder import build_encoder, encoder_directory
 from batching.backend.builder.opening import OpenModel, open_model
 from batching.backend.builder.platforms import choose_platform
 from batching.backend.builder.startup_lines import startup_lines
@@ -31,7 +32,10 @@ def build_engine(config: EngineConfig, slices: LoadSlices = ONE_SLICE) -> Loaded
     Raises:
         ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
     """
-    model = open_model(config, choose_platform(config), slices)
+    platform = choose_platform(config)
+    if (path := encoder_directory(config, slices)) is not None:
+        return build_encoder(config, path, platform, slices)
+    model = open_model(config, platform, slices)
     try:
         return _engine(config, model)
     except BaseException:

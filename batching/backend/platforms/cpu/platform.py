@@ -10,10 +10,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from batching.backend import BLAS
+from batching.backend.encoders.encoder import PlainTrunk, Trunk
 from batching.backend.hooks.changes import Changes
 from batching.backend.loader import LoadedModel
 from batching.backend.numerics import NOTHING_SET, Numerics
 from batching.backend.platform import Instead, MakePool, Platform, PreparedModel
+from batching.backend.platforms.cpu.encoders import native_trunk
 from batching.backend.platforms.cpu.layers.replace import min_input_bits
 from batching.backend.platforms.cpu.native_loader import INTERFACE_VERSION, Native
 from batching.backend.platforms.cpu.packed_model import FurtherRounding, PackedModel
@@ -139,6 +141,9 @@ class CPUPlatform(Platform):
 
     def sampler(self) -> Sampler:
         return native_sampler(self.native.module)
+
+    def encoder_trunk(self, trunk: PlainTrunk, max_tokens: int, max_texts: int) -> Trunk:
+        return native_trunk(self.native, trunk, max_tokens, max_texts)
 
     @property
     def identity(self) -> Mapping[str, object]:

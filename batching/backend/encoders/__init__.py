@@ -1,0 +1,1 @@
+"""Encoders and cross-encoders: BERT, XLM-R, ModernBERT."""
