@@ -20,6 +20,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.step_plan import SliceOutput, StepPlan
+from tests.support.block_stores import FakeStore
 from tests.support.fakes import (
     FakeClock,
     TokenRunner,
@@ -53,9 +54,13 @@ class FailingRunner(TokenRunner):
     """Loses the pool in steps with a request that decodes at some position."""
 
     def __init__(
-        self, config: SchedulerConfig, position: int, error: Exception | None = None
+        self,
+        config: SchedulerConfig,
+        position: int,
+        error: Exception | None = None,
+        store: FakeStore | None = None,
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, store)
         self._position = position
         self._error = error or RuntimeError("injected")
         self.num_resets = -1
@@ -71,12 +76,18 @@ class FailingRunner(TokenRunner):
 class Server:
     """An engine that queues steps."""
 
-    def __init__(self, config: SchedulerConfig = LIMITS, runner: TokenRunner | None = None) -> None:
-        self.scheduler = ContinuousBatchingScheduler(config)
+    def __init__(
+        self,
+        config: SchedulerConfig = LIMITS,
+        runner: TokenRunner | None = None,
+        store: FakeStore | None = None,
+    ) -> None:
+        self.scheduler = ContinuousBatchingScheduler(config, store)
         tokens = runner or TokenRunner(config)
         self.pipeline = Watched(tokens)
+        self.clock = FakeClock()
         self.engine = BatchInferenceEngine(
-            self.scheduler, tokens, clock=FakeClock(), pipeline=self.pipeline
+            self.scheduler, tokens, clock=self.clock, pipeline=self.pipeline
         )
         self.failed: set[int] = set()
 
@@ -273,6 +284,17 @@ def test_who_expects_a_token_of_a_step_that_fails_for_another_one_starts_over() 
     assert lines[3:5] == ["+ 0[7:8] 1[5:6]", "1[0:5]"]
     assert server.failed == {0}
     assert right(other) and other.num_preemptions == 1
+
+
+def test_what_a_step_that_fails_has_stored_is_stored_once() -> None:
+    store = FakeStore()
+    server = Server(runner=FailingRunner(LIMITS, 7, store=store), store=store)
+    server.serve(request(0, 5, 6), num_steps=1)
+    # Storing has its share of this time.
+    server.clock.now += 1
+    assert server.serve() == ["+ 0[6:7]", "0[7:8] 0>block", "+ 0[8:9]"]
+    assert server.failed == {0}
+    assert [e.contents for e in store.entries.values()] == [[bytes([0, 0, 1, 2])]]
 
 
 def test_a_step_that_cannot_be_queued_fails_after_the_one_before_it(

@@ -16,13 +16,17 @@ class QueuedPlan:
         self._plan = plan
         self._after = after
         self._outputs: Sequence[SliceOutput] | None = None
+        self._has_run = False
 
     def collect(self) -> Sequence[SliceOutput]:
         if self._outputs is None:
+            # What it stored outlives the pool that it has lost.
+            assert not self._has_run, "a step that has failed is not run again"
             slices = tuple(map(self._known, self._plan.slices))
             assert all(UNKNOWN_TOKEN not in s.token_ids for s in slices)
             if self._after is not None:
                 self._after.collect()
+            self._has_run = True
             self._outputs = self._runner.run(replace(self._plan, slices=slices))
             self._after = None
         return self._outputs
