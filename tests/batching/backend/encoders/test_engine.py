@@ -101,7 +101,7 @@ def test_long_texts_are_attended_in_parts(
 def test_texts_are_read_whole_in_the_order_of_their_classes(tmp_path: Path) -> None:
     with loaded(write_encoder(tmp_path, "bert"), max_num_batched_tokens=64) as loaded_engine:
         engine = loaded_engine.engine
-        # Four texts run at a time: so many have 16 tokens each in a step.
+        # All of them run at a time: so many have 16 tokens each in a step.
         engine.add(*(request(i, text(90)) for i in range(6)))
         engine.add(request(6, text(5), priority=Priority.HIGH))
         engine.add(request(7, text(90)))
