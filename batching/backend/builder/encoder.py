@@ -45,18 +45,14 @@ _IS_CROSS_ENCODER: Final = NoEmbeddings("is a cross-encoder, and makes no embedd
 
 
 def encoder_directory(config: EngineConfig, slices: LoadSlices) -> Path | None:
-    """Return the directory of a model that is an encoder; None if it is another one, or cannot be read.
-
-    Raises:
-        ModelLoadError: the model cannot be found.
-    """
+    """Return the directory of a model that is an encoder; None if it is another one, or cannot be read."""
     if config.model == BUNDLED_MODEL:
         return None
     find = partial(resolve, config.model, trust_remote_code=config.trust_remote_code)
-    path = slices.in_thread(find)
     try:
+        path = slices.in_thread(find)
         model_type = _config_of(path)["model_type"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ModelLoadError, OSError, ValueError, LookupError, TypeError):
         # The loader of other models says what is wrong with it.
         return None
     return path if model_type in ENCODER_TYPES else None
