@@ -106,7 +106,7 @@ class AnswerWriter:
                     text += piece
                 case ReasoningPiece(piece):
                     thinking += piece
-                case ToolCallStart():
+                case _:
                     self._open = OpenCall(event)
         return text, thinking, calls + (self._closed() if is_last else [])
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import pytest
 
+from app.api.models.cards import capabilities
 from app.prompts.fill_in import ExtraFile, fill_in_prompt, fill_in_tokens
 from batching import InvalidRequest, ModelInfo
 from tests.support.speaker import END, MODEL_ID, Breaking, ByteTokenizer, Served, served
@@ -55,6 +56,11 @@ def model(tokenizer: ByteTokenizer) -> ModelInfo:
 def test_each_family_has_its_order(markers: tuple[str, ...], shown: str) -> None:
     tokenizer = Marked(*markers)
     assert tokenizer.shown(fill_in_prompt(model(tokenizer), "suffix", "a", "b").token_ids) == shown
+
+
+def test_models_tell_that_they_can() -> None:
+    assert "insert" in capabilities(model(Marked(*QWEN)))
+    assert "insert" not in capabilities(model(ByteTokenizer()))
 
 
 def test_files_stand_before_the_prefix() -> None:

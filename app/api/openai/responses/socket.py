@@ -102,7 +102,7 @@ class SocketConversation:
             return
         if body is not None:
             app: ASGIApp = self._socket.app
-            messages = _ResponseMessages(self)
+            messages = ResponseMessages(self)
             state = {LATEST: self._latest}
             await post(app, PATH, body, messages.send, headers=self._headers, state=state)
 
@@ -120,7 +120,7 @@ class SocketConversation:
         await self._send(to_json({"type": "error", "status": status, "error": error}))
 
 
-class _ResponseMessages:
+class ResponseMessages:
     """Turns the messages of one HTTP response into those of the WebSocket."""
 
     def __init__(self, conversation: SocketConversation) -> None:
@@ -135,11 +135,14 @@ class _ResponseMessages:
             headers = dict(message["headers"])
             self._is_stream = headers[b"content-type"].startswith(b"text/event-stream")
             return
-        *frames, self._rest = (self._rest + message.get("body", b"")).split(_END)
+        body = self._rest + message.get("body", b"")
         if self._is_stream:
+            *frames, self._rest = body.split(_END)
             await self._conversation.send_events([*filter(None, map(_data_of, frames))])
-        elif not message.get("more_body", False):
-            await self._conversation.fail(self._status, _END.join([*frames, self._rest]))
+        elif message.get("more_body", False):
+            self._rest = body
+        else:
+            await self._conversation.fail(self._status, body)
 
 
 def request_in(message: bytes) -> bytes | None:

@@ -115,6 +115,7 @@ async def test_a_stream_that_fails_ends_with_a_line_of_the_error() -> None:
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"shift": True}, "shift"),
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools"),
+        ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "user", "tool_calls": [{"function": {"name": "a"}}]}]}, "calls"),
         ({"messages": [{"role": "system", "images": ["aa"]}]}, "images"),
         ({"messages": [{"role": "user", "content": "", "images": ["aa"]}]}, "images"),

@@ -83,12 +83,19 @@ async def test_a_damaged_model_is_listed(tmp_path: Path, monkeypatch: pytest.Mon
     assert listed["details"]["family"] == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("template", "capabilities"),
+    [
+        ("{{ messages }}", ["completion"]),
+        ("{{ tools }}{{ messages }}", ["completion", "tools"]),
+    ],
+)
 async def test_a_template_that_shows_tools_is_told_before_the_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, capabilities: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "speaker", **CONFIG)
-    (tmp_path / "speaker" / "chat_template.jinja").write_text("{{ tools }}{{ messages }}")
+    (tmp_path / "speaker" / "chat_template.jinja").write_text(template)
     async with served() as server:
         shown = (await server.post("/api/show", {"model": MODEL_ID})).json()
-    assert shown["capabilities"] == ["completion", "tools"]
+    assert shown["capabilities"] == capabilities

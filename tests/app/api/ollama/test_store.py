@@ -66,6 +66,13 @@ async def test_a_model_that_is_loaded_is_not_deleted(cache: Path) -> None:
     assert "unload it first" in response.json()["error"]
 
 
+async def test_a_model_that_is_not_loaded_is_deleted_by_where_it_is(cache: Path) -> None:
+    async with served(model_ids=(MODEL_ID, "other")) as server:
+        response = await delete(server, model="other")
+    assert response.status_code == 404
+    assert "speaker" in response.json()["error"]
+
+
 async def test_only_an_admin_may(cache: Path) -> None:
     async with served(api_keys=SecretStr("user"), admin_keys=SecretStr("boss")) as server:
         server.client.headers["Authorization"] = "Bearer user"

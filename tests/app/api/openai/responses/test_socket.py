@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from app.api.openai.responses.socket import ResponseMessages, SocketConversation
 from app.main import create_app
 from app.server.uvicorn_server import Server
 from app.server_state import ServerState
@@ -156,6 +157,7 @@ def test_requests_are_served_in_their_order() -> None:
         ('{"type": "response.create", "input": "\\ud800"}', "input.0.content"),
         ('{"type": "response.create", "input": 1' + "0" * 5000 + "}", None),
         ("[" * 100_000, None),
+        ("[" * 300_000, None),
         (b"\xff\xfe", None),
     ],
 )
@@ -220,3 +222,21 @@ def test_a_connection_counts_as_one() -> None:
         assert b" 405 " in site.ask(
             b"GET /v1/responses HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n\r\n"
         )
+
+
+@pytest.mark.anyio
+async def test_an_error_may_come_in_pieces() -> None:
+    failed: list[tuple[int, bytes]] = []
+
+    class Conversation(SocketConversation):
+        def __init__(self) -> None: ...
+
+        async def fail(self, status: int, body: bytes) -> None:
+            failed.append((status, body))
+
+    messages = ResponseMessages(Conversation())
+    headers = [(b"content-type", b"application/json")]
+    await messages.send({"type": "http.response.start", "status": 503, "headers": headers})
+    await messages.send({"type": "http.response.body", "body": b"{", "more_body": True})
+    await messages.send({"type": "http.response.body", "body": b"}"})
+    assert failed == [(503, b"{}")]
