@@ -10,11 +10,9 @@ from batching.block_manager import (
     NoFreeBlocks,
     PagedBlockManager,
 )
-from batching.block_store.keys import Key, Kind
 from batching.config import SchedulerConfig
 from batching.kv_cache.partial_blocks import PartialBlocks, PartialHit
 from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
-from batching.kv_cache.retained_blocks import Group
 from batching.kv_cache.retained_prefixes import RetainedPrefixes
 from batching.kv_cache.state_slots import StateSlots
 from batching.kv_cache.store_orders import StoreOrders
@@ -24,7 +22,7 @@ from batching.prefix_cache import PrefixCache
 from batching.priority_queue import RunningKey
 from batching.request import BatchRequest
 from batching.steps.stats import SchedulerStats
-from batching.steps.step_plan import RestoreOrder, SaveOrder, Slice
+from batching.steps.step_plan import RestoreOrder, Slice
 
 
 class NumBlocks(NamedTuple):
@@ -157,7 +155,7 @@ class KVCacheManager:
         elif self.store is not None:
             # What was not stored when it was computed, or is deleted: without it the rest could not be read.
             missing = (i for i in range(len(cached)) if not self.store.has_block(hashes[i]))
-            self._save_blocks(request, hashes, [*missing])
+            self.store.save_blocks(request, hashes, [*missing])
 
     def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
         """Let a fork share all blocks of a request, which has `num_tokens` computed tokens."""
@@ -214,11 +212,15 @@ class KVCacheManager:
             self.windows.grow(request, stop)
         return request.make_slice(stop, drafts, tuple(f.request_id for f in forks), keep)
 
-    def restore(self, request: BatchRequest, max_seconds: float) -> Sequence[RestoreOrder]:
-        """Return what the next step restores of a request, which is then as if it had been computed."""
-        restored = None if self.store is None else self.store.restore(request, max_seconds)
-        if restored is None:
-            return ()
+    def restore(
+        self, request: BatchRequest, max_seconds: float
+    ) -> tuple[Sequence[RestoreOrder], float]:
+        """Return what the next step restores of a request, and about how many seconds that takes.
+
+        The request is then as if that had been computed.
+        """
+        if self.store is None or (restored := self.store.restore(request, max_seconds)) is None:
+            return (), 0.0
         block_size = self.block_manager.block_size
         first, stop = request.num_computed_tokens // block_size, restored.num_blocks
         if stop > first:
@@ -230,11 +232,7 @@ class KVCacheManager:
             if request.num_preemptions == 0:
                 self.prefix_cache.record(0, request.num_computed_tokens - request.num_cached_tokens)
                 request.num_cached_tokens = request.num_computed_tokens
-        return restored.orders
-
-    def seconds_for(self, orders: Sequence[RestoreOrder]) -> float:
-        """Return about how long these orders take."""
-        return 0.0 if self.store is None else self.store.seconds_for(orders)
+        return restored.orders, self.store.seconds_for(restored.orders)
 
     def is_restoring(self, request: BatchRequest) -> bool:
         """Return whether a request waits for what is read from the store."""
@@ -265,10 +263,12 @@ class KVCacheManager:
         first, last = (at // self.block_manager.block_size for at in (s.start, stop))
         last = min(last, len(hashes))
         self._insert(request, hashes, first, last)
-        self._save_blocks(request, hashes, range(first, last))
+        if self.store is not None:
+            self.store.save_blocks(request, hashes, range(first, last))
         if self.states is not None:
-            self.states.commit(request, s, hashes)
-            self._save_states(request, hashes)
+            checkpoints = self.states.commit(request, s, hashes)
+            if self.store is not None:
+                self.store.save_states(request, hashes, checkpoints)
         if self.windows is not None:
             self.windows.commit(request, hashes, first, last)
 
@@ -284,13 +284,14 @@ class KVCacheManager:
         hashes = self.prefixes.hashes(request)
         self.prefix_cache.clear_in_flight(hashes, key)
         if self.states is not None:
-            self.states.release(request, hashes)
-            self._save_states(request, hashes)
+            checkpoints = self.states.release(request, hashes)
+            if self.store is not None:
+                self.store.save_states(request, hashes, checkpoints)
         if self.windows is not None:
             self.windows.release(request)
+        retained = self.retained.retain(request, hashes, self.block_manager.now)
         if self.store is not None:
-            self.store.release(request)
-        self._retain_prefixes(request, hashes)
+            self.store.release(request, retained)
         if not self._forget_copy(request) and self.partials is not None:
             self.partials.release(request)
         self.block_manager.release(request.block_table.block_ids)
@@ -314,44 +315,6 @@ class KVCacheManager:
         if self.partials is not None:
             contents = request.contents(range(first, stop), self.block_manager.block_size)
         self.prefix_cache.insert(hashes, request.block_table, first, stop, contents)
-
-    def _retain_prefixes(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
-        """Retain what a request that leaves has asked for; the longest time is that of the first blocks."""
-        retention, size = request.spec.retention, self.block_manager.block_size
-        first, num_computed = 0, min(request.num_computed_tokens, len(hashes) * size)
-        for num_tokens, seconds in retention.prefixes:
-            # The next turn may leave out of the output what was only thought.
-            ends = [request.num_prompt_tokens, num_computed] if num_tokens is None else [num_tokens]
-            ends = [min(end, num_computed) // size for end in ends]
-            blocks = hashes[first : ends[-1]]
-            group = Group(retention.client, retention.group, seconds)
-            given_way = self.retained.retain(group, hashes, first, ends, self.block_manager.now)
-            first = max(first, ends[-1])
-            if self.store is not None and retention.may_store:
-                self.store.mark_used(blocks, seconds)
-                self.store.end_retention(given_way)
-        if self.store is not None and retention.may_store:
-            # Also those that were found in the pool, and were never read.
-            self.store.mark_used(hashes[first : num_computed // size], 0.0)
-
-    def _save_blocks(
-        self, request: BatchRequest, hashes: Sequence[BlockHash], indices: Sequence[int]
-    ) -> None:
-        """Ask for full blocks of a request to be stored, if it may be."""
-        if self.store is not None and request.spec.retention.may_store:
-            contents = request.contents(indices, self.block_manager.block_size)
-            self.store.save_blocks(request, hashes, indices, contents)
-
-    def _save_states(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
-        """Ask for new checkpoints to be stored."""
-        assert self.states is not None
-        for slot, position in self.states.take_stored():
-            if self.store is not None and request.spec.retention.may_store:
-                index = position // self.block_manager.block_size - 1
-                (prefix,) = request.contents([index], self.block_manager.block_size)
-                key = Key(Kind.STATE, hashes[index])
-                order = SaveOrder(key, slot, prefix.parent, tuple(prefix.tokens), position)
-                self.store.save_state(order, is_of_prompt=position <= request.num_prompt_tokens)
 
     def _is_there(self, hit: PartialHit) -> bool:
         """Return False if the block to copy was evicted to make room for the very request."""

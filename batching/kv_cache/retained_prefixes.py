@@ -1,16 +1,28 @@
 """Retains prefixes in all pools: their blocks, and what a request needs that begins at their end."""
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from batching.block_manager import BlockHash, PagedBlockManager
 from batching.kv_cache.prefix_lookup import PrefixLookup
 from batching.kv_cache.retained_blocks import Group, RetainedBlocks
 from batching.kv_cache.state_checkpoints import StateCheckpoints
 from batching.kv_cache.window_blocks import WindowBlocks
+from batching.request import BatchRequest
 
 # Of each pool, what may be retained.
 _SHARE: Final = 0.5
+
+
+class RetainedPrefix(NamedTuple):
+    """Blocks of a request that leaves, and the blocks of others that gave way to them.
+
+    seconds: how long the blocks are used from now on.
+    """
+
+    hashes: Sequence[BlockHash]
+    seconds: float
+    given_way: Sequence[BlockHash]
 
 
 class _Evicting(Protocol):
@@ -62,6 +74,7 @@ class RetainedPrefixes:
     ) -> None:
         self._prefixes = prefixes
         self._windows = windows
+        self._block_size = block_manager.block_size
         self._blocks = _Pool(block_manager, block_manager.num_blocks)
         self._of_states: _Pool | None = None
         if checkpoints is not None:
@@ -76,6 +89,27 @@ class RetainedPrefixes:
         return self._blocks.retained
 
     def retain(
+        self, request: BatchRequest, hashes: Sequence[BlockHash], now: float
+    ) -> list[RetainedPrefix]:
+        """Retain what a request that leaves has asked for; the longest time is that of the first blocks.
+
+        Return all its computed blocks: those behind the prefixes are used no longer.
+        """
+        retention, size = request.spec.retention, self._block_size
+        first, num_computed = 0, min(request.num_computed_tokens, len(hashes) * size)
+        retained = []
+        for num_tokens, seconds in retention.prefixes:
+            # The next turn may leave out of the output what was only thought.
+            ends = [request.num_prompt_tokens, num_computed] if num_tokens is None else [num_tokens]
+            ends = [min(end, num_computed) // size for end in ends]
+            group = Group(retention.client, retention.group, seconds)
+            given_way = self._retain(group, hashes, first, ends, now)
+            retained.append(RetainedPrefix(hashes[first : ends[-1]], seconds, given_way))
+            first = max(first, ends[-1])
+        retained.append(RetainedPrefix(hashes[first : num_computed // size], 0.0, ()))
+        return retained
+
+    def _retain(
         self,
         group: Group,
         hashes: Sequence[BlockHash],

@@ -1,7 +1,7 @@
 """Slots for the recurrent states of requests, and which states become checkpoints."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from batching.block_manager import BlockHash, PagedBlockManager
 from batching.kv_cache.state_checkpoints import StateCheckpoints
@@ -12,6 +12,13 @@ from batching.steps.step_plan import Slice, StateCopy
 # The least distance in tokens, and the largest number, of the checkpoints of one prompt.
 _MIN_DISTANCE: Final = 512
 _MAX_CHECKPOINTS: Final = 8
+
+
+class Checkpoint(NamedTuple):
+    """A state in the prefix cache: its slot, and how many tokens it follows."""
+
+    slot: int
+    position: int
 
 
 class StateSlots:
@@ -43,8 +50,6 @@ class StateSlots:
         # The positions of the states that a request may still use, by slot.
         self._positions: dict[int, tuple[int, ...]] = {}
         self._copies: list[StateCopy] = []
-        # The slots and positions of new checkpoints.
-        self._stored: list[tuple[int, int]] = []
         self.num_missed_tokens = 0
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
@@ -62,11 +67,6 @@ class StateSlots:
         """Return the copies to be made before the next step, each once."""
         copies, self._copies = tuple(self._copies), []
         return copies
-
-    def take_stored(self) -> list[tuple[int, int]]:
-        """Return the slots and the positions of new checkpoints, each once."""
-        stored, self._stored = self._stored, []
-        return stored
 
     def restore(
         self, request: BatchRequest, block_hash: BlockHash, position: int
@@ -119,28 +119,29 @@ class StateSlots:
         held = self._positions[request.state_slot]
         return tuple(sorted(p for p in wanted if p < stop and (p > start or p in held)))
 
-    def commit(self, request: BatchRequest, s: Slice, hashes: Sequence[BlockHash]) -> None:
-        """Record the states of a request's slice, and store those that are checkpoints."""
+    def commit(
+        self, request: BatchRequest, s: Slice, hashes: Sequence[BlockHash]
+    ) -> list[Checkpoint]:
+        """Record the states of a request's slice; return the new checkpoints that are made of them."""
         self._positions[s.slot] = (*s.keep, s.stop)
-        for position in self._checkpoint_positions(request, hashes, s.start, s.stop):
-            self._store(s.slot, hashes, position)
+        positions = self._checkpoint_positions(request, hashes, s.start, s.stop)
+        return [c for p in positions for c in self._store(s.slot, hashes, p)]
 
-    def release(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
-        """Take back a request's slot, if it has one, and store its state at the last boundary."""
+    def release(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> list[Checkpoint]:
+        """Take back a request's slot, if it has one; return the checkpoint of its last boundary, if that is new."""
         if (slot := request.state_slot) is None:
-            return
+            return []
         position = request.num_computed_tokens // self._block_size * self._block_size
-        if hashes and position:
-            self._store(slot, hashes, position)
+        new = self._store(slot, hashes, position) if hashes and position else []
         del self._positions[slot]
         self._free.append(slot)
         request.state_slot = None
+        return new
 
     def forget(self) -> None:
         """Drop all states, as after a failed step."""
         self.checkpoints.forget()
         self._copies.clear()
-        self._stored.clear()
         self._positions = dict.fromkeys(self._positions, ())
 
     def _take_slot(self, request: BatchRequest) -> int:
@@ -152,17 +153,18 @@ class StateSlots:
         self._copies.append(StateCopy(source, target, position))
         self._positions[target] = (position,)
 
-    def _store(self, slot: int, hashes: Sequence[BlockHash], position: int) -> None:
-        """Make a checkpoint of a state in a slot; without its blocks it would not be found."""
+    def _store(self, slot: int, hashes: Sequence[BlockHash], position: int) -> list[Checkpoint]:
+        """Make a checkpoint of a state in a slot, if it is new; without its blocks it would not be found."""
         block_hash = hashes[position // self._block_size - 1]
         if not self.checkpoints.num_slots or self._block_manager.find(block_hash) is None:
             self.checkpoints.num_skipped += 1
-            return
+            return []
         if position not in self._positions[slot]:
-            return
-        if (target := self.checkpoints.store(block_hash)) is not None:
-            self._copies.append(StateCopy(slot, target, position))
-            self._stored.append((target, position))
+            return []
+        if (target := self.checkpoints.store(block_hash)) is None:
+            return []
+        self._copies.append(StateCopy(slot, target, position))
+        return [Checkpoint(target, position)]
 
     def _checkpoint_positions(
         self, request: BatchRequest, hashes: Sequence[BlockHash], start: int, stop: int

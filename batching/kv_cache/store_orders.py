@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from batching.block_manager import BlockContents, BlockHash, PagedBlockManager
+from batching.block_manager import BlockHash, PagedBlockManager
 from batching.block_store.keys import Key, Kind
 from batching.block_store.statistics import Skip
 from batching.kv_cache.restored_prefixes import Restore, RestoredPrefixes
+from batching.kv_cache.retained_prefixes import RetainedPrefix
 from batching.kv_cache.saved_blocks import SavedBlocks
-from batching.kv_cache.state_slots import StateSlots
+from batching.kv_cache.state_slots import Checkpoint, StateSlots
 from batching.kv_cache.stored_blocks import StoredBlocks
 from batching.kv_cache.window_blocks import WindowBlocks
 from batching.request import BatchRequest
@@ -144,9 +145,15 @@ class StoreOrders:
         num_bytes = sum(self._stored.size_of(order.key) for order in orders)
         return num_bytes * self._stored.stats.restoring.seconds
 
-    def release(self, request: BatchRequest) -> None:
-        """Forget what is restored of a request that leaves."""
+    def release(self, request: BatchRequest, prefixes: Sequence[RetainedPrefix]) -> None:
+        """Forget what is restored of a request that leaves, and record how long its prefixes are used."""
         self._restored.end(request)
+        for hashes, seconds, given_way in prefixes:
+            # Also those that were found in the pool, and were never read.
+            if hashes and request.spec.retention.may_store:
+                self._stored.mark_used(hashes, seconds)
+            if given_way:
+                self._stored.end_retention(given_way)
 
     def _with_others(
         self, request: BatchRequest, restore: Restore, orders: list[RestoreOrder]
@@ -220,9 +227,11 @@ class StoreOrders:
         request: BatchRequest,
         hashes: Sequence[BlockHash],
         indices: Sequence[int],
-        contents: Sequence[BlockContents],
     ) -> None:
-        """Ask for full blocks of a request to be stored; `contents` are those at the indices."""
+        """Ask for full blocks of a request to be stored, if it may be."""
+        if not request.spec.retention.may_store:
+            return
+        contents = request.contents(indices, self._block_size)
         tables = [(Kind.BLOCK, request.block_table)]
         if self._windows is not None:
             tables.append((Kind.WINDOW, request.window_table))
@@ -233,18 +242,21 @@ class StoreOrders:
                 order = SaveOrder(key, block_id, prefix.parent, tuple(prefix.tokens))
                 self._saved.add(order, is_of_prompt=is_of_prompt)
 
-    def save_state(self, order: SaveOrder, *, is_of_prompt: bool) -> None:
-        self._saved.add(order, is_of_prompt=is_of_prompt)
-
-    def mark_used(self, hashes: Sequence[BlockHash], seconds: float) -> None:
-        """Record that the blocks of a prefix are used until so many seconds from now, wherever they are."""
-        if hashes:
-            self._stored.mark_used(hashes, seconds)
-
-    def end_retention(self, hashes: Sequence[BlockHash]) -> None:
-        """Record that these blocks are used no longer than now."""
-        if hashes:
-            self._stored.end_retention(hashes)
+    def save_states(
+        self,
+        request: BatchRequest,
+        hashes: Sequence[BlockHash],
+        checkpoints: Sequence[Checkpoint],
+    ) -> None:
+        """Ask for new checkpoints of a request to be stored, if it may be."""
+        if not request.spec.retention.may_store:
+            return
+        for slot, position in checkpoints:
+            index = position // self._block_size - 1
+            (prefix,) = request.contents([index], self._block_size)
+            key = Key(Kind.STATE, hashes[index])
+            order = SaveOrder(key, slot, prefix.parent, tuple(prefix.tokens), position)
+            self._saved.add(order, is_of_prompt=position <= request.num_prompt_tokens)
 
     def pass_time(self, now: float) -> None:
         """Give storing its share of the time since the last call; `now` is in seconds."""

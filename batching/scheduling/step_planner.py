@@ -106,9 +106,9 @@ class StepPlanner:
     def _reach(self, request: BatchRequest, *, has_streams: bool) -> int:
         """Return how many pending tokens of a prompt can be processed, after what is restored of it."""
         if self._max_restore_seconds > 0:
-            orders = self._kv.restore(request, self._max_restore_seconds)
+            orders, seconds = self._kv.restore(request, self._max_restore_seconds)
             self.restores += orders
-            self._max_restore_seconds -= self._kv.seconds_for(orders)
+            self._max_restore_seconds -= seconds
         if self._kv.is_restoring(request):
             return 0
         return self._images.reach(request, has_streams=has_streams)
