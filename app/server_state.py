@@ -10,9 +10,9 @@ from fastapi import Request
 
 from app.admission.controller import AdmissionController
 from app.batches.runner import BatchRunner
-from app.http.event_log import EventLog
 from app.http.request_context import InFlightRequests
-from app.http.unsent_bytes import UnsentBytes
+from app.http.streams.event_log import EventLog
+from app.http.streams.unsent_bytes import UnsentBytes
 from app.media.model_images import ModelImages
 from app.observability.machine_room import MachineRoom
 from app.observability.metrics.registry import Metrics

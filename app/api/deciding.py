@@ -14,7 +14,7 @@ from app.generation.prompt_task import PromptTask
 from app.observability.request_record import TokenUsage
 from app.prompts.conversation import ChatMessage
 from app.prompts.images.image_marks import Attachment
-from app.prompts.questions import Labelled, Question, QuestionPrompts, question_prompts
+from app.prompts.scoring.questions import Labelled, Question, QuestionPrompts, question_prompts
 from app.server_state import server_state
 from batching import (
     NOT_RETAINED,

@@ -19,9 +19,9 @@ from app.generation.generation import ChoiceResult, GenerationSummary, Generatio
 from app.generation.job import GenerationJob, build_job
 from app.generation.params import GenerationParams
 from app.http.client import Client, client_in
-from app.http.early_stream import EVENTS, StreamForm, early_stream
 from app.http.errors.rejections import Forbidden, ModelNotReady
 from app.http.request_lifetime import held_by
+from app.http.streams.early_stream import EVENTS, StreamForm, early_stream
 from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
 from app.settings import env_name

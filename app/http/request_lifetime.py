@@ -9,8 +9,8 @@ import anyio
 from fastapi import Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.early_stream import EarlyStream
 from app.http.errors.responses import CLIENT_CLOSED_REQUEST
+from app.http.streams.early_stream import EarlyStream
 
 _HELD: Final = "held"
 

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from app.http.errors.formats import ErrorReport, openai_error
-from app.http.unsent_bytes import UnsentBytes
+from app.http.streams.unsent_bytes import UnsentBytes
 from app.server.connection_limit import TOO_MANY, ConnectionLimit
 from app.server.dead_peers import notice_dead_peers
 from app.server.timers import Timer, WriteTimeout

@@ -10,7 +10,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.http.unsent_bytes import UnsentBytes
+from app.http.streams.unsent_bytes import UnsentBytes
 from app.server.connection_limit import ConnectionLimit
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
 from app.server.uvicorn_server import bind

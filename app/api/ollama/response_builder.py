@@ -17,9 +17,9 @@ from app.api.openai.schemas.logprobs import ChoiceLogprobs
 from app.api.sse import LINES_TYPE
 from app.generation.choice import ChoiceFinishReason, Delta, TokenWithLogprob
 from app.generation.generation import ChoiceResult, Generation, GenerationSummary
-from app.http.early_stream import StreamForm
 from app.http.errors.formats import ollama_error
 from app.http.errors.responses import stream_error_report
+from app.http.streams.early_stream import StreamForm
 from app.parsing.events import (
     ContentPiece,
     MessageEvent,

@@ -15,8 +15,8 @@ from app.api.serving import admit, engine_for, prepared
 from app.generation.prompt_task import PromptTask
 from app.observability.request_record import TokenUsage
 from app.prompts.inputs import InputReader
-from app.prompts.pairs import PairPrompts
-from app.prompts.rerank import RerankPrompts
+from app.prompts.scoring.pairs import PairPrompts
+from app.prompts.scoring.rerank import RerankPrompts
 from app.server_state import server_state
 from app.settings import env_name
 from batching import (

@@ -10,7 +10,7 @@ from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import CacheSalt, Text, check_encodable, check_length, json_text
 from app.prompts.conversation import ChatMessage
-from app.prompts.questions import MAX_LEVELS, MAX_OPTIONS, Option, Question
+from app.prompts.scoring.questions import MAX_LEVELS, MAX_OPTIONS, Option, Question
 
 _MAX_QUESTIONS: Final = 400
 _MAX_DEPTH: Final = 32

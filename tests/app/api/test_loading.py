@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from app.api import serving
 from app.api.models.cards import capabilities
 from app.api.models.management import MAX_LISTENERS, ModelChanges
-from app.http.early_stream import EarlyStream, StreamForm
+from app.http.streams.early_stream import EarlyStream, StreamForm
 from batching import (
     Embeddings,
     EngineConfig,

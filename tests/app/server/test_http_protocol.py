@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from app.http.unsent_bytes import UnsentBytes
+from app.http.streams.unsent_bytes import UnsentBytes
 from app.server.connection_limit import ConnectionLimit
 from app.server.http_protocol import MAX_HEAD_BYTES, Protocol, protocol_class
 from tests.support.raw_http import GET, LAST_GET, LONG, SHORT, running, split, timers_have_fired

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from app.api.openai.completions.response_builder import CompletionResponseBuilder
 from app.api.openai.logprobs import chat_logprobs, prompt_logprobs
-from app.api.openai.responses.output_items import OutputText
+from app.api.openai.responses.items.output_items import OutputText
 from app.api.openai.schemas.logprobs import PromptLogprobs
 from app.generation.choice import TokenWithLogprob
-from app.http.unsent_bytes import UnsentBytes
+from app.http.streams.unsent_bytes import UnsentBytes
 from app.main import create_app
 from app.server.uvicorn_server import Server
 from app.settings import Settings

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, WrapValidator, model_validator
 
 from app.api.openai.schemas import unsupported
-from app.api.openai.schemas.media_parts import (
+from app.api.openai.schemas.parts.media_parts import (
     Detail,
     check_no_media,
     read_chat_file,
     read_image_url,
 )
-from app.api.openai.schemas.text_parts import join_parts, keep_marks
+from app.api.openai.schemas.parts.text_parts import join_parts, keep_marks
 from app.api.openai.schemas.tool_calling.tools import AnyToolCall
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_MESSAGES, Text, check_length, field_error

@@ -14,15 +14,16 @@ from pydantic import (
 )
 
 from app.api.openai.responses.conversation import attachments, to_messages
-from app.api.openai.responses.input_items import (
+from app.api.openai.responses.items.input_items import (
     CallOutputItem,
     CustomToolCallItem,
     FunctionCallItem,
     MessageItem,
+    as_items,
 )
+from app.api.openai.schemas.parts.text_parts import join_parts
 from app.api.openai.schemas.prompt_cache import PromptCacheFields
 from app.api.openai.schemas.queue_options import QueueOptions
-from app.api.openai.schemas.text_parts import join_parts
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import (
@@ -30,14 +31,13 @@ from app.api.schemas.fields import (
     CacheSalt,
     Text,
     check_encodable,
-    check_length,
     check_size,
     field_error,
     json_text,
 )
 from app.prompts.conversation import ChatMessage
 from app.prompts.images.image_marks import Attachment
-from app.prompts.questions import MAX_LEVELS, MAX_OPTIONS, Option, Question
+from app.prompts.scoring.questions import MAX_LEVELS, MAX_OPTIONS, Option, Question
 
 MAX_QUESTIONS: Final = 400  # OpenAI's
 # Of JSON in the input; OpenAI's.
@@ -92,21 +92,12 @@ def _item(data: Any) -> Item:
     return _parse(data | {"type": "message"} if is_message else data)
 
 
-def _as_items(value: Any) -> Any:
-    """Return the list of items; a text is the message of a user."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if isinstance(value, list):
-        check_length(value, MAX_MESSAGES)
-    return value
-
-
 _Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 _Input = Annotated[
     list[Annotated[Item, BeforeValidator(_item)]],
     Field(min_length=1),
     FailFast(),
-    BeforeValidator(_as_items, json_schema_input_type=str | _Items),
+    BeforeValidator(as_items, json_schema_input_type=str | _Items),
 ]
 
 _Instructions = Annotated[

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from app.api.deciding import Reading
 from app.api.openai.decisions.request import AnyQuestion, ChoiceQuestion, PredicateQuestion
-from app.api.openai.responses.output_items import ResponseUsage
+from app.api.openai.responses.items.output_items import ResponseUsage
 from app.observability.request_record import TokenUsage
 
 

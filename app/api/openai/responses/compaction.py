@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from app.api.openai.responses.input_items import InputItem, MessageItem, new_item_id
-from app.api.openai.responses.output_items import ResponseObject, ResponseUsage
+from app.api.openai.responses.items.input_items import InputItem, MessageItem, new_item_id
+from app.api.openai.responses.items.output_items import ResponseObject, ResponseUsage
 from batching import RequestFailed
 
 

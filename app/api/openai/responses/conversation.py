@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import Final
 
-from app.api.openai.responses.input_items import (
+from app.api.openai.responses.items.input_items import (
     AdditionalToolsItem,
     CallOutputItem,
     CompactionItem,
@@ -16,8 +16,8 @@ from app.api.openai.responses.input_items import (
     Turn,
     all_tools,
 )
+from app.api.openai.responses.items.tools import to_tool_choice
 from app.api.openai.responses.request import ResponseRequest
-from app.api.openai.responses.tools import to_tool_choice
 from app.api.unsealer import Unsealer
 from app.http.errors.invalid_requests import InvalidEncryptedContent
 from app.prompts.compaction import REQUEST, summary_message

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.api.openai.logprobs import TokenBytes
-from app.api.openai.responses.open_items import (
+from app.api.openai.responses.items.open_items import (
     Event,
     OpenCompaction,
     OpenCustomCall,
@@ -13,8 +13,8 @@ from app.api.openai.responses.open_items import (
     OpenMessage,
     OpenReasoning,
 )
-from app.api.openai.responses.output_items import ItemStatus, OutputItem
-from app.api.openai.responses.tools import CallableTool
+from app.api.openai.responses.items.output_items import ItemStatus, OutputItem
+from app.api.openai.responses.items.tools import CallableTool
 from app.generation.choice import Delta, TokenWithLogprob
 from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece, ToolCallStart
 from batching import FinishReason

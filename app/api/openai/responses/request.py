@@ -4,8 +4,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.api.openai.responses.input_items import InputItems, all_tools
-from app.api.openai.responses.tools import ToolChoice, ToolList, check_tool_choice
+from app.api.openai.responses.items.input_items import InputItems, all_tools
+from app.api.openai.responses.items.tools import ToolChoice, ToolList, check_tool_choice
 from app.api.openai.schemas.prompt_cache import PromptCacheFields, ResponseCacheOptions
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs, ThinkingTokens

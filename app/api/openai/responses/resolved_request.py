@@ -17,11 +17,11 @@ from app.api.openai.responses.conversation import (
     unsealed,
 )
 from app.api.openai.responses.event_writer import OutputOptions
-from app.api.openai.responses.input_items import CompactionTrigger, InputItem, all_tools
-from app.api.openai.responses.output_items import ResponseObject
+from app.api.openai.responses.items.input_items import CompactionTrigger, InputItem, all_tools
+from app.api.openai.responses.items.output_items import ResponseObject
+from app.api.openai.responses.items.tools import CallableTool, check_tool_choice
 from app.api.openai.responses.request import ENCRYPTED_REASONING, ResponseRequest
 from app.api.openai.responses.stored import OwnResponses
-from app.api.openai.responses.tools import CallableTool, check_tool_choice
 from app.api.openai.schemas.queue_options import served_tier
 from app.generation.job import GenerationJob
 from app.prompts.chat import PreparedChat, prepare_chat

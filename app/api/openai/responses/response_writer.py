@@ -9,8 +9,8 @@ from pydantic_core import to_json
 from sse_starlette import ServerSentEvent
 
 from app.api.openai.responses.event_writer import OutputOptions, OutputWriter
-from app.api.openai.responses.open_items import Event
-from app.api.openai.responses.output_items import (
+from app.api.openai.responses.items.open_items import Event
+from app.api.openai.responses.items.output_items import (
     UNFINISHED,
     IncompleteDetails,
     ResponseError,

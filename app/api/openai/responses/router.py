@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from app.admission.admitted_request import AdmittedRequest
 from app.api.attachments import attached_to
 from app.api.openai.responses.compaction import CompactedResponse, compacted
-from app.api.openai.responses.input_items import CompactionTrigger, new_item_id
-from app.api.openai.responses.output_items import ResponseObject
+from app.api.openai.responses.items.input_items import CompactionTrigger, new_item_id
+from app.api.openai.responses.items.output_items import ResponseObject
 from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.resolved_request import ResolvedRequest, new_response, resolve
 from app.api.openai.responses.response_writer import ResponseWriter

@@ -9,8 +9,8 @@ from typing import TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from app.api.openai.responses.open_items import Event
-from app.api.openai.responses.output_items import ResponseError, ResponseObject
+from app.api.openai.responses.items.open_items import Event
+from app.api.openai.responses.items.output_items import ResponseError, ResponseObject
 from app.api.openai.responses.response_writer import ResponseWriter
 from app.api.serving import respond_whole, written
 from app.api.sse import EventStream
@@ -18,8 +18,8 @@ from app.generation.choice import Delta
 from app.generation.generation import Generation
 from app.http.errors.rejections import Unavailable
 from app.http.errors.responses import stream_error_report
-from app.http.event_log import EventLog
 from app.http.request_lifetime import held_by
+from app.http.streams.event_log import EventLog
 from app.observability.logs import summarize_exception
 from app.server_state import DetachedResponse, server_state
 

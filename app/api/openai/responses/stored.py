@@ -11,7 +11,7 @@ import anyio
 from fastapi import Request
 from pydantic import ValidationError
 
-from app.api.openai.responses.input_items import (
+from app.api.openai.responses.items.input_items import (
     AnyItem,
     CompactionTrigger,
     InputItem,
@@ -19,12 +19,12 @@ from app.api.openai.responses.input_items import (
     ReasoningItem,
     parse_item,
 )
-from app.api.openai.responses.output_items import UNFINISHED, ResponseObject
+from app.api.openai.responses.items.output_items import UNFINISHED, ResponseObject
 from app.api.schemas.fields import MAX_MESSAGES
 from app.api.serving import client_of, prepared
 from app.http.errors.invalid_requests import ItemNotFound, PreviousResponseNotFound
 from app.http.errors.rejections import NotFound
-from app.http.event_log import EventLog
+from app.http.streams.event_log import EventLog
 from app.prompts.conversation import SYSTEM_ROLES
 from app.server_state import server_state
 from app.storage.in_thread import in_thread

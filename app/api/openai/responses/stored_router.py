@@ -10,7 +10,7 @@ import anyio
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
-from app.api.openai.responses.output_items import ResponseError, ResponseObject
+from app.api.openai.responses.items.output_items import ResponseError, ResponseObject
 from app.api.openai.responses.stored import OwnResponses, StoredInput, stored_items
 from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.schemas.fields import INT32_MAX

@@ -9,7 +9,7 @@ import pytest
 from openai.types import Decision
 
 from app.prompts.conversation import ChatMessage
-from app.prompts.questions import INSTRUCTIONS, Option, Question, question_prompts
+from app.prompts.scoring.questions import INSTRUCTIONS, Option, Question, question_prompts
 from batching import ModelInfo
 from tests.support.batches import records, run
 from tests.support.harmony_model import harmony_tokenizer

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.api.openai.responses.conversation import to_conversation, unsealed
-from app.api.openai.responses.input_items import CompactionTrigger, ItemReference
+from app.api.openai.responses.items.input_items import CompactionTrigger, ItemReference
 from app.api.openai.responses.request import ResponseRequest
 from app.parsing.tool_spec import AllowedTools, FreeformInput, NamedTool, ToolSpec
 from app.prompts.conversation import ChatMessage, Conversation, ToolCall

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from app.api import sse
 from app.api.openai.responses import response_writer
-from app.api.openai.responses.open_items import Event
+from app.api.openai.responses.items.open_items import Event
 from app.api.openai.responses.response_writer import EncodedEvent, ResponseWriter
 from tests.support.byte_tokenizers import Bytes
 from tests.support.fakes import expected_logprobs

@@ -43,7 +43,8 @@ def check(actual: Arrays, expected: Arrays) -> None:
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == e.dtype
         assert a.shape == e.shape
-        assert float(mx.abs(a - e).max()) <= TOLERANCE * float(mx.abs(e).max())
+        # Where terms cancel out, the rounding is theirs.
+        assert float(mx.abs(a - e).max()) <= TOLERANCE * max(1e-3, float(mx.abs(e).max()))
 
 
 def check_same(actual: Arrays, expected: Arrays) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.http.unsent_bytes import UnsentBytes
+from app.http.streams.unsent_bytes import UnsentBytes
 from tests.support.raw_http import timers_have_fired
 
 pytestmark = pytest.mark.anyio

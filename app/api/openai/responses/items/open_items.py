@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from app.api.openai.custom_input import CustomInput
 from app.api.openai.logprobs import ChatLogprobs, TokenBytes
-from app.api.openai.responses.input_items import new_item_id
-from app.api.openai.responses.output_items import (
+from app.api.openai.responses.items.input_items import new_item_id
+from app.api.openai.responses.items.output_items import (
     Compaction,
     CustomToolCall,
     FunctionCall,

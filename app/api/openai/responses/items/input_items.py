@@ -7,21 +7,21 @@ from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, WrapValidator, model_validator
 
-from app.api.openai.responses.output_items import ItemStatus
-from app.api.openai.responses.tools import (
+from app.api.openai.responses.items.output_items import ItemStatus
+from app.api.openai.responses.items.tools import (
     AnyTool,
     CallableTool,
     ToolList,
     callable_tools,
     qualified_name,
 )
-from app.api.openai.schemas.media_parts import (
+from app.api.openai.schemas.parts.media_parts import (
     Detail,
     check_no_media,
     read_file,
     read_input_image,
 )
-from app.api.openai.schemas.text_parts import join_parts, keep_marks
+from app.api.openai.schemas.parts.text_parts import join_parts, keep_marks
 from app.api.openai.schemas.tool_calling.custom_tools import custom_arguments
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
@@ -265,7 +265,7 @@ def all_tools(tools: Sequence[AnyTool], items: Iterable[AnyItem]) -> dict[str, C
     return found
 
 
-def _as_items(value: Any) -> Any:
+def as_items(value: Any) -> Any:
     """Return the list of items; a text is the message of a user."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
@@ -279,5 +279,5 @@ _Items = Annotated[list[AnyItem], Field(max_length=MAX_MESSAGES)]
 InputItems = Annotated[
     list[Annotated[AnyItem, BeforeValidator(parse_item)]],
     FailFast(),
-    BeforeValidator(_as_items, json_schema_input_type=str | _Items),
+    BeforeValidator(as_items, json_schema_input_type=str | _Items),
 ]

@@ -4,7 +4,7 @@ import pytest
 from fastapi import Request
 from starlette.types import Message, Scope
 
-from app.http.early_stream import EarlyStream, early_stream
+from app.http.streams.early_stream import EarlyStream, early_stream
 
 pytestmark = pytest.mark.anyio
 

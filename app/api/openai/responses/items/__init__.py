@@ -1,0 +1,1 @@
+"""Items of input and output, and the tools that they call."""

@@ -1,0 +1,1 @@
+"""Parts of messages: texts, images and files."""

@@ -1,0 +1,1 @@
+"""Responses that are streamed: their beginning, their events, what is not read yet."""

@@ -1,0 +1,1 @@
+"""Prompts whose answer is a score: of rerankers, cross-encoders, typed questions."""
