@@ -267,6 +267,16 @@ def test_the_store_keeps_what_is_retained_for_as_long() -> None:
     assert marks(store) == [(5, 300), (15, 300), (9, None)]
 
 
+def test_the_store_knows_what_gave_way_to_a_request_that_is_not_stored() -> None:
+    store = FakeStore()
+    pool = Pool(store)
+    pool.serve(LONG, SESSION)
+    pool.serve([*range(1, 60)], SESSION._replace(may_store=False))
+    (kept, seconds), (given_way, end) = store.used
+    assert (len(kept), seconds, end) == (5, 300, None)
+    assert {*kept} <= {*given_way}
+
+
 def marks(store: FakeStore) -> list[tuple[int, float | None]]:
     """Return how many blocks were marked as used each time, and until when."""
     return [(len(hashes), seconds) for hashes, seconds in store.used]
