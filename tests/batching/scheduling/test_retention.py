@@ -270,11 +270,14 @@ def test_the_store_keeps_what_is_retained_for_as_long() -> None:
 def test_the_store_knows_what_gave_way_to_a_request_that_is_not_stored() -> None:
     store = FakeStore()
     pool = Pool(store)
-    pool.serve(LONG, SESSION)
-    pool.serve([*range(1, 60)], SESSION._replace(may_store=False))
-    (kept, seconds), (given_way, end) = store.used
-    assert (len(kept), seconds, end) == (5, 300, None)
-    assert {*kept} <= {*given_way}
+    pool.serve([*range(60)], SESSION)
+    before = len(store.used)
+    for start in (100, 200):
+        pool.serve([*range(start, start + 40)], of_group(str(start))._replace(may_store=False))
+    gave_way = [each for hashes, _ in store.used[before:] for each in hashes]
+    assert gave_way
+    assert {seconds for _, seconds in store.used[before:]} == {None}
+    assert {*gave_way} & {*store.used[0][0]}
 
 
 def marks(store: FakeStore) -> list[tuple[int, float | None]]:
