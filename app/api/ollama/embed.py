@@ -4,24 +4,23 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
 from app.api.ollama.fields import KeepAlive
 from app.api.ollama.names import known_name
-from app.api.ollama.response import ERROR_RESPONSES
+from app.api.ollama.route import new_router
 from app.api.ollama.router import kept
 from app.api.openai.response_builder import new_id
 from app.api.pooling import begin_prompts, embeddings_of, input_reader, prompted
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import INT32_MAX, Text, as_list
 from app.api.serving import NUMBER_BYTES, admit, engine_for, prepared, respond_whole, written
-from app.http.json_body import JsonRoute
 from app.prompts.render import Truncation
 from app.server_state import server_state
 from batching import InvalidRequest, PoolingParams, Priority, SequenceSpec, Vector
 
-router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES, strict_content_type=False)
+router = new_router()
 
 _Texts = Annotated[list[Text], Field(min_length=1, max_length=2048)]
 

@@ -8,20 +8,19 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, Field
 
 from app.api.models.cards import capabilities
 from app.api.ollama.names import known_name
-from app.api.ollama.response import ERROR_RESPONSES
+from app.api.ollama.route import new_router
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text
 from app.api.serving import prepared
-from app.http.json_body import JsonRoute
 from app.server_state import ServerState, server_state
 from batching import ModelDescription, ModelInfo, ModelLoadError, ModelStatus, describe, local_path
 
-router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES, strict_content_type=False)
+router = new_router()
 
 # Clients compare it to learn what they may send; of Ollama's that has what is here.
 OLLAMA_VERSION: Final = "0.12.6"

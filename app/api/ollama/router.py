@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from app.admission.admitted_request import AdmittedRequest
 from app.api.attachments import attached_to
 from app.api.models.cards import capabilities
 from app.api.ollama.names import known_name
 from app.api.ollama.request import AnswerRequest, ChatRequest, GenerateRequest
-from app.api.ollama.response import ERROR_RESPONSES, LINE_RESPONSES, ChatAnswer, GenerateAnswer
+from app.api.ollama.response import LINE_RESPONSES, ChatAnswer, GenerateAnswer
 from app.api.ollama.response_builder import AnswerWriter, answer_lines, lines_form
+from app.api.ollama.route import new_router
 from app.api.openai.response_builder import new_id
 from app.api.serving import (
     admit,
@@ -26,7 +27,6 @@ from app.api.serving import (
 from app.api.sse import LINES_TYPE, LineStream
 from app.generation.generation import Generation
 from app.generation.submit import submit
-from app.http.json_body import JsonRoute
 from app.parsing.output_format import OutputFormat
 from app.prompts.chat import PreparedChat, prepare_chat
 from app.prompts.fill_in import fill_in_prompt, fill_in_tokens
@@ -35,7 +35,7 @@ from app.server_state import server_state
 from batching import AsyncEngine, InvalidRequest, ModelInfo, Priority
 
 # LiteLLM sends no content type.
-router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES, strict_content_type=False)
+router = new_router()
 
 
 @router.post("/api/chat", response_model=ChatAnswer, responses=LINE_RESPONSES)

@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from pydantic import BaseModel, Field
 
 from app.api.ollama.names import known_name
-from app.api.ollama.response import ERROR_RESPONSES, LINE_RESPONSES
+from app.api.ollama.response import LINE_RESPONSES
+from app.api.ollama.route import new_router
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text
 from app.api.serving import check_admin, client_of
 from app.api.sse import LineStream
 from app.http.errors.rejections import NotFound
-from app.http.json_body import JsonRoute
 from app.server_state import server_state
 from app.store.download import bytes_to_fetch, check_space, delete, download, verify
 from app.store.errors import CommandError
@@ -27,7 +27,7 @@ from batching import InvalidRequest, ModelState
 
 T = TypeVar("T")
 
-router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES, strict_content_type=False)
+router = new_router()
 
 # Seconds between two reports of a download.
 INTERVAL: Final = 1.0

@@ -252,3 +252,14 @@ def test_a_stream_that_waits_has_lines_that_add_nothing() -> None:
 def test_what_no_request_says_is_of_its_kind() -> None:
     with pytest.raises(ValidationError):
         ChatRequest.model_validate({"model": "m", "messages": [{"role": "user"}] * 9000})
+
+
+@pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded"])
+async def test_a_body_may_come_as_curl_sends_it(content_type: str | None) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    body = json.dumps({"model": MODEL_ID, "messages": TURNS, "stream": False})
+    async with served(b"Hello!") as server:
+        answer = await server.client.post("/api/chat", content=body, headers=headers)
+        text = await server.client.post("/api/chat", content=body, headers={"Content-Type": "a/b"})
+    assert answer.json()["message"]["content"] == "Hello!"
+    assert text.status_code == 400
