@@ -115,8 +115,11 @@ class BatchInferenceEngine:
 
     @property
     def is_waiting(self) -> bool:
-        """True if there will be something to do, at the latest after `LOOK_INTERVAL`: the store is at work."""
-        return (self.has_work or self._scheduler.has_unsaved) and not self.can_step
+        """True if there will be something to do, at the latest after `LOOK_INTERVAL`: the store is at work.
+
+        It stays true when that time has come: it may come after `can_step` was asked.
+        """
+        return self.has_work or self._scheduler.has_unsaved
 
     def go_on(self) -> None:
         """Record that something was read from the store."""

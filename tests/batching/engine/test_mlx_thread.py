@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ from tests.support.stored_entries import IDENTITY, MUCH
 
 pytestmark = pytest.mark.anyio
 
-# A request that fills the context is there as long as a test needs it.
+# A request that fills the context, for half a minute, is there as long as a test needs it.
 CONFIG: Final = SchedulerConfig(
     num_blocks=8192, block_size=4, max_num_seqs=4, max_num_batched_tokens=16
 )
@@ -40,8 +41,30 @@ CONFIG: Final = SchedulerConfig(
 Build = Callable[[LoadSlices], LoadedEngine]
 
 
+# As long as a step takes, in seconds.  Other threads run meanwhile: steps that only computed would starve
+# the event loop, and a request would fill its context before the test has looked.
+STEP_SECONDS: Final = 0.001
+
+
+class Steps(TokenRunner):
+    """Counts its steps, in the thread that runs them."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG)
+        self.number = 0
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        self.number += 1
+        time.sleep(STEP_SECONDS)
+        return super().run(plan)
+
+
+def build_of(steps: Steps) -> Build:
+    return lambda _: loaded_engine(CONFIG, ByteTokenizer(), wrap=lambda _: steps)
+
+
 def build(slices: LoadSlices) -> LoadedEngine:
-    return loaded_engine(CONFIG, ByteTokenizer())
+    return build_of(Steps())(slices)
 
 
 @asynccontextmanager
@@ -90,7 +113,7 @@ async def test_requests_do_not_wait_for_ever_for_a_disk(monkeypatch: pytest.Monk
 def until(condition: Callable[[], bool]) -> None:
     """Wait until a condition holds."""
     while not condition():
-        pass
+        time.sleep(STEP_SECONDS)
 
 
 class Counted(Observers):
@@ -174,8 +197,7 @@ async def test_what_uses_no_mlx_runs_in_another_thread_while_engines_run_steps()
         def wait_for_steps() -> str:
             threads.append(threading.current_thread().name)
             num_before = counted.num_steps
-            while counted.num_steps < num_before + 5:
-                pass
+            until(lambda: counted.num_steps >= num_before + 5)
             return "tokenizer"
 
         def fail() -> None:
@@ -377,25 +399,10 @@ class Ticking:
         return self.now
 
 
-class Steps(TokenRunner):
-    """Counts its steps, in the thread that runs them."""
-
-    def __init__(self) -> None:
-        super().__init__(CONFIG)
-        self.number = 0
-
-    def run(self, plan: StepPlan) -> list[SliceOutput]:
-        self.number += 1
-        return super().run(plan)
-
-
 async def test_the_time_that_an_engine_has_had_alone_is_not_held_against_it() -> None:
     """A load, and then another engine, gets no more than its share from then on."""
     first, second = Steps(), Steps()
     shares: list[int] = []
-
-    def build_of(steps: Steps) -> Build:
-        return lambda _: loaded_engine(CONFIG, ByteTokenizer(), wrap=lambda _: steps)
 
     def build_in_slices(slices: LoadSlices) -> LoadedEngine:
         before = first.number

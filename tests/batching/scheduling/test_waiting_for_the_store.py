@@ -251,8 +251,10 @@ def test_requests_that_wait_are_looked_after_whatever_others_do() -> None:
     assert not engine.can_step
     store.is_slow = False
     clock.now += 0.9
-    assert not engine.can_step
+    assert (engine.can_step, engine.is_waiting) == (False, True)
     clock.now += 0.2
+    # Whoever was told before that there was no step to run does not sleep for ever.
+    assert (engine.can_step, engine.is_waiting) == (True, True)
     served(engine)
     assert right(waiting)
 
