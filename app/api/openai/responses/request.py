@@ -5,7 +5,12 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.openai.responses.items.input_items import InputItems, all_tools
-from app.api.openai.responses.items.tools import ToolChoice, ToolList, check_tool_choice
+from app.api.openai.responses.items.tools import (
+    ToolChoice,
+    ToolList,
+    check_not_alone,
+    check_tool_choice,
+)
 from app.api.openai.schemas.prompt_cache import PromptCacheFields, ResponseCacheOptions
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs, ThinkingTokens
@@ -188,7 +193,9 @@ class ResponseRequest(PromptCacheFields):
     def _check_tool_choice(self) -> Self:
         # With an earlier response, tools may be among its items.
         if self.previous_response_id is None:
-            check_tool_choice(all_tools(self.tools, self.input), self.tool_choice)
+            names = all_tools(self.tools, self.input)
+            check_not_alone(self.tools, names, self.tool_choice)
+            check_tool_choice(names, self.tool_choice)
         return self
 
     @model_validator(mode="after")

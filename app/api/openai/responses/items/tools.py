@@ -1,7 +1,7 @@
 """Tools and tool choice of a response: functions, custom tools, namespaces of both, hosted tools.
 
 A model knows a tool in a namespace by one name, `namespace__tool`; its calls are named in two parts again.
-Hosted tools run at OpenAI: they are accepted and kept out of the prompt, so no model calls them.
+Of hosted tools, which run at OpenAI, those are accepted that agents send beside functions of their own.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from app.api.openai.responses.items.hosted_tools import REFUSED, UNASKED, HostedTool, refuse
 from app.api.openai.schemas.tool_calling.custom_tools import (
     ANY_TEXT,
     Definition,
@@ -21,37 +22,13 @@ from app.api.openai.schemas.tool_calling.tool_choice import TOOL_CHOICE_MODES, T
 from app.api.openai.schemas.tool_calling.tools import Function, Name
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
-from app.api.schemas.fields import Text, field_error, json_text
+from app.api.schemas.fields import Text, field_error
 from app.api.schemas.tools import check_tool_specs, check_tools_size
 from app.parsing import tool_spec
 from app.parsing.tool_spec import FreeformInput, ToolSpec
 
 _MAX_TOOLS: Final = 512
-# Limits of the fields of a hosted tool besides its type.
-_MAX_DEPTH: Final = 64
-_MAX_HOSTED: Final = 512 * 1024
 _SEPARATOR: Final = "__"
-
-_HOSTED: Final = frozenset(
-    {
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use",
-        "computer_use_preview",
-        "file_search",
-        "image_generation",
-        "local_shell",
-        "mcp",
-        "programmatic_tool_calling",
-        "shell",
-        "tool_search",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +97,6 @@ class CustomTool(RequestModel):
         yield CallableTool(custom_spec(name, description, freeform), self.name, namespace)
 
 
-class HostedTool(RequestModel):
-    """A tool that this server cannot run."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Text
-
-    @model_validator(mode="after")
-    def _check_others(self) -> Self:
-        json_text(self.model_extra, max_depth=_MAX_DEPTH, max_characters=_MAX_HOSTED)
-        return self
-
-    def callable_tools(self) -> Iterator[CallableTool]:
-        return iter(())
-
-
 _CALLABLE: Final[dict[str, Callable[[Any], FunctionTool | CustomTool]]] = {
     "function": FunctionTool.model_validate,
     "custom": CustomTool.model_validate,
@@ -160,7 +121,8 @@ class NamespaceTool(RequestModel):
 AnyTool = FunctionTool | CustomTool | NamespaceTool | HostedTool
 
 _KINDS: Final[dict[str, Callable[[Any], AnyTool]]] = {
-    **dict.fromkeys(_HOSTED, HostedTool.model_validate),
+    **dict.fromkeys(REFUSED, refuse),
+    **dict.fromkeys(UNASKED, HostedTool.model_validate),
     **_CALLABLE,
     "namespace": NamespaceTool.model_validate,
 }
@@ -202,7 +164,8 @@ class NamedChoice(RequestModel):
 
 
 _ALLOWED: Final[dict[str, Callable[[Any], NamedChoice | HostedTool]]] = {
-    **dict.fromkeys(_HOSTED, HostedTool.model_validate),
+    **dict.fromkeys(REFUSED, refuse),
+    **dict.fromkeys(UNASKED, HostedTool.model_validate),
     **dict.fromkeys(("function", "custom"), NamedChoice.model_validate),
 }
 
@@ -221,12 +184,8 @@ class AllowedChoice(RequestModel):
         return [tool.qualified_name for tool in self.tools if isinstance(tool, NamedChoice)]
 
 
-def _refuse_hosted(data: Any) -> NamedChoice:
-    raise field_error(f"the tool {data['type']!r} does not run on this server", "type")
-
-
 _CHOICES: Final[dict[str, Callable[[Any], NamedChoice | AllowedChoice]]] = {
-    **dict.fromkeys(_HOSTED, _refuse_hosted),
+    **dict.fromkeys((*REFUSED, *UNASKED), refuse),
     "function": NamedChoice.model_validate,
     "custom": NamedChoice.model_validate,
     "allowed_tools": AllowedChoice.model_validate,
@@ -251,6 +210,13 @@ def check_tool_choice(names: Collection[str], choice: ToolChoice) -> None:
     must_call = choice == "required" or getattr(choice, "mode", "") == "required"
     if must_call and not (chosen if isinstance(choice, AllowedChoice) else names):
         raise field_error("'required' needs a tool that can be called here", "tool_choice")
+
+
+def check_not_alone(tools: Sequence[AnyTool], names: Collection[str], choice: ToolChoice) -> None:
+    """Raise PydanticCustomError for hosted tools without one that can be called: they were asked for."""
+    hosted = [tool for tool in tools if isinstance(tool, HostedTool)]
+    if hosted and not names and choice != "none":
+        refuse({"type": hosted[0].type}, "tools")
 
 
 def to_tool_choice(choice: ToolChoice) -> tool_spec.ToolChoice:

@@ -203,7 +203,7 @@ def test_functions_custom_tools_and_namespaces_are_functions_of_the_model() -> N
                 "tools": [function("spawn", description="Spawns."), custom("send")],
             },
             {"type": "web_search", "filters": {"allowed_domains": ["a"]}},
-            {"type": "mcp", "server_label": "x", "server_url": "https://example.org"},
+            {"type": "image_generation", "output_format": "png"},
         ]
     )
     empty = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -233,7 +233,7 @@ def test_tools_can_join_among_the_items() -> None:
         {"type": "additional_tools", "role": "developer", "tools": more},
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
-        {"type": "additional_tools", "role": "developer", "tools": [{"type": "mcp"}]},
+        {"type": "additional_tools", "role": "developer", "tools": [{"type": "tool_search"}]},
         {"role": "assistant", "content": "Well"},
     ]
     made = conversation(
@@ -249,8 +249,8 @@ def test_tools_can_join_among_the_items() -> None:
     )
 
 
-def test_hosted_tools_alone_are_none() -> None:
-    made = conversation(tools=[{"type": "web_search"}], tool_choice="auto")
+def test_hosted_tools_alone_are_none_where_none_is_to_be_called() -> None:
+    made = conversation(tools=[{"type": "web_search"}], tool_choice="none")
     assert (list(made.tools), made.tool_choice) == ([], "none")
 
 
@@ -267,7 +267,7 @@ def test_hosted_tools_alone_are_none() -> None:
             {
                 "type": "allowed_tools",
                 "mode": "auto",
-                "tools": [function("add"), custom("patch"), {"type": "mcp", "server_label": "x"}],
+                "tools": [function("add"), custom("patch"), {"type": "web_search"}],
             },
             AllowedTools(frozenset({"add", "patch"}), "auto"),
         ),
@@ -287,7 +287,22 @@ REJECTED_TOOLS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ({"tools": ADD, "tool_choice": {"type": "magic"}}, "tool_choice.type", "'magic'"),
     ({"tools": ADD, "tool_choice": "any"}, "tool_choice", ""),
     ({"tools": ADD, "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice", "'sub'"),
-    ({"tools": SEARCH, "tool_choice": "required"}, "tool_choice", ""),
+    ({"tools": SEARCH}, "tools", "'web_search' does not run on this server: pass a function"),
+    ({"tools": SEARCH, "tool_choice": "required"}, "tools", "'web_search'"),
+    ({"tools": [*ADD, {"type": "mcp"}]}, "tools.1.type", "'mcp' does not run on this server"),
+    ({"tools": [{"type": "file_search"}]}, "tools.0.type", "there are no vector stores"),
+    (
+        {
+            "tools": ADD,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "code_interpreter"}],
+            },
+        },
+        "tool_choice.tools.0.type",
+        "'code_interpreter'",
+    ),
     (
         {
             "tools": ADD,
@@ -329,8 +344,8 @@ REJECTED_TOOLS: Final[list[tuple[dict[str, Any], str, str]]] = [
         "512",
     ),
     ({"tools": [function("f", description="x" * 600_000)]}, "tools", "characters"),
-    ({"tools": [{"type": "mcp", "x": float("nan")}]}, "tools.0", "NaN"),
-    ({"tools": [{"type": "mcp", "x": "\ud800"}]}, "tools.0", "surrogate"),
+    ({"tools": [{"type": "shell", "x": float("nan")}]}, "tools.0", "NaN"),
+    ({"tools": [{"type": "shell", "x": "\ud800"}]}, "tools.0", "surrogate"),
     ({"tools": [custom(format={"type": "grammar", "syntax": "bnf"})]}, "tools.0.format.syntax", ""),
     ({"tools": [custom(format={"type": "grammar"})]}, "tools.0.format.definition", ""),
 ]
