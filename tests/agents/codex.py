@@ -16,7 +16,9 @@ EXEC: Final[list[str | Path]] = [
 ]
 
 
-def prepared(home: Path, server: Server, *, views_images: bool = False) -> Workplace:
+def prepared(
+    home: Path, server: Server, *, views_images: bool = False, uses_web_socket: bool = False
+) -> Workplace:
     folder = home / ".codex"
     folder.mkdir()
     lines = [
@@ -28,6 +30,7 @@ def prepared(home: Path, server: Server, *, views_images: bool = False) -> Workp
         'name = "local"',
         f'base_url = "{server.url}/v1"',
         'wire_api = "responses"',
+        f"supports_websockets = {str(uses_web_socket).lower()}",
         "stream_max_retries = 0",
         f"stream_idle_timeout_ms = {IDLE_TIMEOUT}000",
     ]

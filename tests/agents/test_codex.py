@@ -34,6 +34,21 @@ def test_a_tool_is_called_and_the_next_turn_finds_the_first(tmp_path: Path, serv
     assert found_all_but_the_end(turn, answer)
 
 
+def test_a_run_over_a_web_socket_reads_the_instructions_before_the_prompt(
+    tmp_path: Path, server: Server
+) -> None:
+    """Only over a WebSocket the first request asks for no output (`generate: false`)."""
+    place = prepared(tmp_path, server, uses_web_socket=True)
+    with requests_of(server) as requests:
+        run = place.run([*EXEC, "-"], "[[call exec_command cmd=cat notes.txt]]")
+    assert run.returncode == 0, run.stderr
+    assert SECRET in last_message(run.stdout)
+    warmed, call, answer = requests
+    assert (warmed.num_output, call.reason, answer.reason) == (0, "tool_calls", "stop")
+    assert call.num_cached > 0
+    assert found_all_but_the_end(answer, call)
+
+
 def test_a_second_conversation_finds_the_system_prompt(tmp_path: Path, server: Server) -> None:
     place = prepared(tmp_path, server)
     with requests_of(server) as requests:
