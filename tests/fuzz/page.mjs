@@ -2,7 +2,7 @@
 
 import { createInterface } from "node:readline";
 import { events } from "../../app/web/static/sse.js";
-import { lex } from "../../app/web/static/chat/markdown.js";
+import { lex } from "../../app/web/static/chat/messages/markdown.js";
 
 const KINDS = { events: readEvents, markdown: lexPieces };
 

@@ -101,7 +101,7 @@ LONG: Final = {
 
 # Show a text as it grows, half a line at a time; count what is added to the page on the way.
 GROW: Final = """async (lines) => {
-  const { MarkdownStream } = await import("/web/chat/markdown_stream.js");
+  const { MarkdownStream } = await import("/web/chat/messages/markdown_stream.js");
   const [stream, whole] = [new MarkdownStream(), new MarkdownStream()];
   const observer = new MutationObserver(() => {});
   observer.observe(stream.element, { childList: true, subtree: true });
@@ -181,7 +181,7 @@ QUADRATIC: Final = {
 # Count what the lexer looks at: the longest text at once, and what lies ahead of each block up to the next blank line.
 COUNT: Final = """async (text) => {
   const { Lexer, Tokenizer } = await import("/web/vendor/marked.esm.js");
-  const { lex } = await import("/web/chat/markdown.js");
+  const { lex } = await import("/web/chat/messages/markdown.js");
   const { inlineTokens } = Lexer.prototype;
   const { heading } = Tokenizer.prototype;
   let [longest, ahead] = [0, 0];

@@ -1,7 +1,7 @@
 // The page: two views, a model, a theme, settings.
 
 import { ChatView } from "./chat/chat_view.js";
-import { isLink } from "./chat/share.js";
+import { isLink } from "./chat/conversations/share.js";
 import { $, icon } from "./dom.js";
 import { ModelPicker } from "./model_picker.js";
 import { refreshModels, watchStates } from "./models.js";

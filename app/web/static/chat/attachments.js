@@ -3,7 +3,7 @@
 import { $, h, iconButton, setText } from "../dom.js";
 import { modelOf, onModels, takesImages } from "../models.js";
 import { onChange, settings } from "../settings.js";
-import { readImage, thumbnails } from "./images.js";
+import { readImage, thumbnails } from "./messages/images.js";
 
 // Of a conversation, where the server does not say how many a request may have.
 const MAX_IMAGES = 32;

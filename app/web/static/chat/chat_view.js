@@ -6,42 +6,31 @@ import { settings } from "../settings.js";
 import { openSettings } from "../settings_dialog.js";
 import { session } from "../storage.js";
 import { Announcer } from "./announcer.js";
-import { Attachments } from "./attachments.js";
 import { CallRunner } from "./call_runner.js";
-import { ConversationList } from "./conversation_list.js";
+import { Composer } from "./composer.js";
+import { ConversationList } from "./conversations/conversation_list.js";
 import {
   assistantMessage, bothOf, choose, loadAll, newConversation, onChangeElsewhere, remove, save, serverToolMessage, titleOf,
   toolMessage, unansweredCalls, userMessage,
-} from "./conversations.js";
+} from "./conversations/conversations.js";
+import { factsOf, linkTo, readLink } from "./conversations/share.js";
+import { exportAll, importAll } from "./conversations/transfer.js";
 import { generate } from "./generation.js";
-import { viewOf } from "./message_view.js";
-import { factsOf, linkTo, readLink } from "./share.js";
+import { MessageList } from "./messages/message_list.js";
 import { Throttle } from "./throttle.js";
-import { exportAll, importAll } from "./transfer.js";
 
 // Milliseconds between two times that a growing conversation is kept.
 const SAVE_INTERVAL = 1000;
-// Pixels from the end, within which the view follows what is added.
-const NEAR = 80;
 // Where the tab keeps which conversation it shows.
 const SHOWN = "conversation";
-
-const SUGGESTIONS = [
-  "Explain continuous batching in three sentences.",
-  "Write a Python function that merges two sorted lists.",
-  "Compare HTTP/1.1 and HTTP/2 in a table.",
-];
 
 export class ChatView {
   #conversations = [];
   #shown = newConversation();
-  #views = new Map(); // by message
   #running = new Map(); // AbortControllers, by conversation
   #stops = new WeakMap(); // AbortControllers, by message
   #calls = new CallRunner();
   #isFromLink = false;
-  #scroller = $("messages");
-  #attachments = new Attachments(() => this.#shown.messages.flatMap(({ images }) => images ?? []).length);
   #announcer = new Announcer($("announcer"));
   #throttle = new Throttle(() => this.#render());
   #list = new ConversationList($("conversations"), {
@@ -49,7 +38,12 @@ export class ChatView {
     save: (conversation) => exportAll([conversation]),
     remove: (conversation) => this.#remove(conversation),
   });
-  #actions = {
+  #composer = new Composer({
+    send: (text, images) => this.#send(userMessage(text, images)),
+    canSend: () => !this.#running.has(this.#shown),
+    numImages: () => this.#shown.messages.flatMap(({ images }) => images ?? []).length,
+  });
+  #messages = new MessageList({
     edit: (message, text) => this.#restart(message, userMessage(text, message.images)),
     regenerate: (message) => this.#regenerate(message),
     proceed: (message) => this.#proceed(message),
@@ -63,22 +57,16 @@ export class ChatView {
     stop: (message) => this.#stops.get(message)?.abort(),
     choose: (message, chosen) => this.#choose(message, chosen),
     link: (text) => this.#linkTo(text),
-  };
+  });
 
   constructor({ onNavigate, onUnknownModel }) {
     this.onNavigate = onNavigate;
     this.onUnknownModel = onUnknownModel;
     $("new-chat").addEventListener("click", () => this.show(newConversation()));
-    $("composer").addEventListener("submit", (event) => this.#submit(event));
     $("stop").addEventListener("click", () => this.stop());
-    $("prompt").addEventListener("keydown", (event) => this.#onKey(event));
-    $("prompt").addEventListener("input", () => this.#fitPrompt());
-    $("to-latest").addEventListener("click", () => this.#follow(true));
     $("export").addEventListener("click", () => exportAll(this.#conversations));
     $("import").addEventListener("click", () => $("import-file").click());
     $("import-file").addEventListener("change", () => this.#import($("import-file").files[0]));
-    this.#scroller.addEventListener("scroll", () => this.#showJump(), { passive: true });
-    for (const text of SUGGESTIONS) this.#suggest(text);
     // What a response waits for.
     onModels(() => this.#running.has(this.#shown) && this.#throttle.request());
     onChangeElsewhere((id, kept) => this.#takeOver(id, kept));
@@ -102,7 +90,7 @@ export class ChatView {
     this.#shown = conversation;
     session.set(SHOWN, conversation.id);
     this.#renderAnew();
-    this.#follow(true);
+    this.#messages.follow();
     this.onNavigate();
     $("prompt").focus();
   }
@@ -115,8 +103,7 @@ export class ChatView {
       this.#isFromLink = true;
       if (given) conversation.given = given;
       this.show(conversation);
-      $("prompt").value = prompt;
-      this.#fitPrompt();
+      this.#composer.fill(prompt);
     } catch (error) {
       this.show(newConversation());
       setText($("given"), `The link is ignored: ${error.message}.`);
@@ -164,38 +151,6 @@ export class ChatView {
     const controller = this.#running.get(this.#shown);
     controller?.abort();
     return controller !== undefined;
-  }
-
-  #suggest(text) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = text;
-    button.addEventListener("click", () => this.#send(userMessage(text)));
-    const item = document.createElement("li");
-    item.append(button);
-    $("suggestions").append(item);
-  }
-
-  #onKey(event) {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    $("composer").requestSubmit();
-  }
-
-  #fitPrompt() {
-    const prompt = $("prompt");
-    prompt.style.height = "auto";
-    prompt.style.height = `${prompt.scrollHeight}px`;
-  }
-
-  async #submit(event) {
-    event.preventDefault();
-    const text = () => $("prompt").value.trim();
-    if (!await this.#attachments.isReady(text) || this.#running.has(this.#shown)) return;
-    const message = userMessage(text(), this.#attachments.take());
-    $("prompt").value = "";
-    this.#fitPrompt();
-    this.#send(message);
   }
 
   #send(message) {
@@ -296,7 +251,7 @@ export class ChatView {
       return generate(conversation, place, message, AbortSignal.any([controller.signal, own.signal]), onChange);
     });
     this.#render();
-    if (conversation === this.#shown) this.#follow(true);
+    if (conversation === this.#shown) this.#messages.follow();
     await Promise.all(ended);
     if (this.#running.get(conversation) === controller) this.#running.delete(conversation);
     this.#keep(conversation);
@@ -356,61 +311,18 @@ export class ChatView {
 
   #renderAnew() {
     this.#showGiven();
-    this.#views.clear();
-    $("message-list").replaceChildren();
+    this.#messages.clear();
     this.#render();
   }
 
   #render() {
-    const follows = this.#isNearEnd();
-    const { messages } = this.#shown;
-    const list = $("message-list");
-    const hadFocus = list.contains(document.activeElement);
-    for (const [message, view] of this.#views) {
-      if (messages.includes(message)) continue;
-      view.element.remove();
-      this.#views.delete(message);
-    }
-    for (const message of messages) {
-      if (this.#views.has(message)) this.#views.get(message).update();
-      else {
-        const view = viewOf(message, this.#actions);
-        this.#views.set(message, view);
-        list.append(view.element);
-      }
-    }
-    const isRunning = this.#running.has(this.#shown);
-    $("welcome").hidden = messages.length > 0;
-    this.#swapButtons(isRunning, hadFocus && !list.contains(document.activeElement));
-    this.#follow(follows);
+    const lostFocus = this.#messages.update(this.#shown.messages);
+    this.#composer.swapButtons(this.#running.has(this.#shown), lostFocus);
     this.#showList();
-  }
-
-  /** `lostFocus`: what had the focus is gone from the messages. */
-  #swapButtons(isRunning, lostFocus) {
-    const isSwapped = $("stop").hidden === isRunning;
-    const takesFocus = lostFocus || (isSwapped && [$("stop"), $("send")].includes(document.activeElement));
-    $("stop").hidden = !isRunning;
-    $("send").hidden = isRunning;
-    if (takesFocus) $(isRunning ? "stop" : "prompt").focus();
   }
 
   #showList() {
     this.#list.update(this.#conversations, this.#shown, (conversation) => this.#running.has(conversation));
     setText($("to-chat"), this.#running.size ? "Chat …" : "Chat");
-  }
-
-  #isNearEnd() {
-    const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
-    return scrollHeight - scrollTop - clientHeight < NEAR;
-  }
-
-  #follow(follows) {
-    if (follows) this.#scroller.scrollTop = this.#scroller.scrollHeight;
-    this.#showJump();
-  }
-
-  #showJump() {
-    $("to-latest").hidden = this.#isNearEnd();
   }
 }

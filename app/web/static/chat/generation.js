@@ -3,7 +3,7 @@
 import { streamChat } from "../api.js";
 import { definitions, refreshTools, serverOf } from "../mcp/tools.js";
 import { samplingFields, settings } from "../settings.js";
-import { dataUrl } from "./images.js";
+import { dataUrl } from "./messages/images.js";
 
 // Times in a row that the model may call tools; then it has to say something.
 const MAX_ROUNDS = 10;

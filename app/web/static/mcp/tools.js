@@ -1,7 +1,7 @@
 // The tools of the servers that the user lists, and which of them may be called unasked.
 
 import { send } from "../api.js";
-import { readImage } from "../chat/images.js";
+import { readImage } from "../chat/messages/images.js";
 import { onChange, settings, tokens } from "../settings.js";
 import { session } from "../storage.js";
 import { McpClient } from "./client.js";

@@ -1,8 +1,8 @@
 // A message on the page: what it shows follows from the message, however often that changes.
 
-import { copyButton, h, iconButton, setText } from "../dom.js";
-import { waitFor } from "../models.js";
-import { bothOf } from "./conversations.js";
+import { copyButton, h, iconButton, setText } from "../../dom.js";
+import { waitFor } from "../../models.js";
+import { bothOf } from "../conversations/conversations.js";
 import { thumbnails } from "./images.js";
 import { MarkdownStream } from "./markdown_stream.js";
 

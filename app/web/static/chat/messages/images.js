@@ -1,6 +1,6 @@
 // Images: from the files that a user has to what is kept, sent and shown.
 
-import { $, h, iconButton } from "../dom.js";
+import { $, h, iconButton } from "../../dom.js";
 
 // Pixels.  Models look at no more, and a request has all images of its conversation.
 const MAX_SIDE = 2048;

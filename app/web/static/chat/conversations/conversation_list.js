@@ -1,6 +1,6 @@
 // The list of conversations at the side.
 
-import { arrange, h, iconButton, setText } from "../dom.js";
+import { arrange, h, iconButton, setText } from "../../dom.js";
 
 export class ConversationList {
   #element;

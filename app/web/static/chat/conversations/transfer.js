@@ -1,7 +1,7 @@
 // Conversations as a file, and from one: nothing of a file is taken that this page has not written itself.
 
 import { assistantMessage, bothOf, newConversation, titleOf } from "./conversations.js";
-import { dataUrl, readImage } from "./images.js";
+import { dataUrl, readImage } from "../messages/images.js";
 import { readGiven } from "./share.js";
 
 const VERSION = 1;

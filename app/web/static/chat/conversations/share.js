@@ -1,6 +1,6 @@
 // A prompt as a link: all of it is behind the `#`, which browsers send to no server.
 
-import { samplingFields, settings } from "../settings.js";
+import { samplingFields, settings } from "../../settings.js";
 
 const PREFIX = "#prompt=";
 // Characters of a link's prompt as it is encoded: what browsers and chats take as a link.

@@ -1,8 +1,8 @@
 // Markdown to elements.  HTML in it is shown as text; what comes out is sanitised all the same.
 
-import { Marked, Lexer, Parser } from "../vendor/marked.esm.js";
-import "../vendor/purify.min.js";
-import { copyButton, h } from "../dom.js";
+import { Marked, Lexer, Parser } from "../../vendor/marked.esm.js";
+import "../../vendor/purify.min.js";
+import { copyButton, h } from "../../dom.js";
 
 const { DOMPurify } = globalThis;
 

@@ -1,6 +1,6 @@
 // Renders a text that grows: each block once, and again only while it is the last one.
 
-import { h } from "../dom.js";
+import { h } from "../../dom.js";
 import { lex, render } from "./markdown.js";
 
 export class MarkdownStream {
