@@ -1,6 +1,6 @@
 """Prompts for the text between a prefix and a suffix, in the tokens that a model was trained with."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -13,41 +13,54 @@ class FillInMarkers:
     """The markers of a family of models; an empty one is none.
 
     suffix_first: the suffix comes before the prefix.
+    joins_suffix: the suffix has no space that the tokenizer puts before a text.
     repository, file: stand before the name of a repository, and of each file in it.
-    ends: the further tokens that end what is filled in.
+    ends: the tokens besides the markers that end what is filled in.
     """
 
     prefix: str
     suffix: str
     middle: str = ""
     suffix_first: bool = False
+    joins_suffix: bool = False
     repository: tuple[str, ...] = ()
     file: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
 
 
+# As their publishers have them; CodeLlama's and Codestral's suffix as their reference tokenizers.
 _FAMILIES: Final = (
     # Qwen Coder, CodeGemma, Granite 4
     FillInMarkers(
         *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
         repository=("<|repo_name|>", "<|reponame|>"),
-        file=("<|file_sep|>", "<|file_separator|>"),
+        file=("<|file_sep|>", "<|file_separator|>", "<|filename|>"),
         ends=("<|fim_pad|>", "<|cursor|>", "<|endoftext|>"),
     ),
-    # StarCoder, Granite Code, SmolLM
+    # StarCoder, Granite Code, Mellum
     FillInMarkers(
         *("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
         repository=("<repo_name>", "<reponame>"),
         file=("<file_sep>", "<filename>"),
         ends=("<fim_pad>", "<|endoftext|>"),
     ),
+    # SantaCoder
+    FillInMarkers("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<|endoftext|>",)),
     # CodeLlama
-    FillInMarkers("<PRE>", "<SUF>", "<MID>", ends=("<EOT>",)),
+    FillInMarkers("▁<PRE>", "▁<SUF>", "▁<MID>", joins_suffix=True, ends=("▁<EOT>",)),
     # DeepSeek
     FillInMarkers("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ends=("<|EOT|>",)),  # noqa: RUF001
+    # GLM 4.5
+    FillInMarkers("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    # Seed Coder
+    FillInMarkers("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),
     # Codestral
-    FillInMarkers("[PREFIX]", "[SUFFIX]", suffix_first=True),
+    FillInMarkers("[PREFIX]", "[SUFFIX]", suffix_first=True, joins_suffix=True),
 )
+# The names of models with the markers of others, whose suffix comes first nevertheless.
+_SUFFIX_FIRST: Final = ("mellum",)
+# A token of its own in the vocabularies of CodeLlama and Codestral, which takes the space before a text.
+_BEFORE_SUFFIX: Final = "☺"
 
 
 class ExtraFile(NamedTuple):
@@ -64,6 +77,7 @@ class FillInTokens(NamedTuple):
     suffix: int
     middle: int | None
     suffix_first: bool
+    joins_suffix: bool
     repository: int | None
     file: int | None
     ends: tuple[int, ...]
@@ -78,20 +92,21 @@ class FillInPrompt(NamedTuple):
 
 def fill_in_tokens(model: ModelInfo) -> FillInTokens | None:
     """Return the tokens with which a model fills in; None if its vocabulary has none."""
+    name = model.model_id.lower()
     for family in _FAMILIES:
-        texts = (family.prefix, family.suffix, family.middle)
+        texts = [text for text in (family.prefix, family.suffix, family.middle) if text]
         others = (*family.repository, *family.file, *family.ends)
-        found = tokens_of(model.tokenizer, filter(None, (*texts, *others)))
-        if all(text in found for text in filter(None, texts)):
-            files = [found[text] for text in family.file if text in found]
+        found = tokens_of(model.tokenizer, (*texts, *others))
+        if all(text in found for text in texts):
             return FillInTokens(
                 found[family.prefix],
                 found[family.suffix],
                 found.get(family.middle),
-                family.suffix_first,
+                family.suffix_first or any(each in name for each in _SUFFIX_FIRST),
+                family.joins_suffix,
                 next((found[text] for text in family.repository if text in found), None),
-                next(iter(files), None),
-                tuple(found[text] for text in family.ends if text in found) + tuple(files),
+                next((found[text] for text in family.file if text in found), None),
+                tuple(found.values()),
             )
     return None
 
@@ -125,8 +140,13 @@ def fill_in_prompt(
             yield from encoded("filename\n")
 
     before = [tokens.prefix, *encoded(prefix)]
-    after = [tokens.suffix, *encoded(suffix)]
+    after = [tokens.suffix, *(_joined(encoded, suffix) if tokens.joins_suffix else encoded(suffix))]
     parts = [*after, *before] if tokens.suffix_first else [*before, *after]
     middle = [] if tokens.middle is None else [tokens.middle]
     begin = [t for t in model.tokenizer.encode("") if t not in model.eos_token_ids]
     return FillInPrompt([*begin, *files(), *parts, *middle], tokens.ends)
+
+
+def _joined(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    """Return the tokens of a text that follows another one."""
+    return encode(_BEFORE_SUFFIX + text)[len(encode(_BEFORE_SUFFIX)) :]

@@ -37,12 +37,7 @@ _MAX_BAD_WORDS: Final = 128
 
 # llama.cpp, SGLang and Ollama have other names for some fields; the first of each is ours.
 MAX_TOKENS_NAMES: Final = ("max_tokens", "max_output_tokens", "n_predict", "num_predict")
-_NAMES: Final = (
-    MAX_TOKENS_NAMES,
-    ("repetition_penalty", "repeat_penalty"),
-    ("min_tokens", "min_new_tokens"),
-    ("typical_p", "typ_p"),
-)
+_NAMES: Final = (MAX_TOKENS_NAMES, ("min_tokens", "min_new_tokens"))
 _UNLIMITED: Final = ("n_predict", "num_predict")  # with -1
 
 BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
@@ -55,23 +50,6 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
     max_tokens: int | None = Field(
         default=None, ge=1, le=INT32_MAX, validation_alias=AliasChoices(*MAX_TOKENS_NAMES)
     )
-    # Without a value these five have the default of the model's generation_config.json.
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX, description="0 and -1 are off.")
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    # Beyond these, logits overflow.
-    repetition_penalty: float | None = Field(
-        default=None,
-        ge=0.01,
-        le=100,
-        validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"),
-    )
-    top_n_sigma: float = Field(
-        default=0.0, ge=-1, le=1000, description="0 and -1 are off; llama.cpp's."
-    )
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: LogitBias = Field(default_factory=dict)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     min_tokens: int = Field(
@@ -122,7 +100,7 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
             raise field_error("it must not be above max_tokens", "min_tokens")
         if self.truncate_prompt_tokens == 0:
             raise field_error("it must not be 0", "truncate_prompt_tokens")
-        self._sampling()
+        self.sampling()
         formats = self.content_formats
         if self.allowed_token_ids is not None and formats:
             raise field_error(f"it cannot be combined with {formats[0]}", "allowed_token_ids")
@@ -176,27 +154,9 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
             return GrammarSpec(json_schema_grammar(self.json_schema), "json_schema")
         return None
 
-    def _sampling(self) -> dict[str, Any]:
-        """Return the fields of `GenerationParams` that choose a token.
-
-        Raises:
-            PydanticCustomError: the request asks for an order that there is not.
-        """
-        fields = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k,
-            "min_p": self.min_p,
-            "top_n_sigma": max(0.0, self.top_n_sigma),
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-        }
-        return self.chosen(fields | self.local_fields())
-
     def to_generation_params(self) -> GenerationParams:
         return GenerationParams(
-            **self._sampling(),
+            **self.sampling(),
             logit_bias=self.logit_bias,
             seed=self.seed,
             max_tokens=self.max_output_tokens,
