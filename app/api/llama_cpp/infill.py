@@ -1,7 +1,7 @@
 """`POST /infill`: what stands between two texts, as llama.cpp's editor plug-ins ask for it."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from app.generation.submit import submit
 from app.http.errors.formats import openai_error
 from app.http.errors.responses import stream_error_report
 from app.http.json_body import JsonRoute
-from app.parsing.events import ContentPiece
+from app.parsing.events import ContentPiece, MessageEvent
 from app.parsing.output_format import OutputFormat
 from app.prompts.fill_in import ExtraFile, fill_in_prompt
 from batching import FinishReason
@@ -61,6 +61,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
                 body.input_prefix + body.prompt,
                 body.input_suffix,
                 [ExtraFile(each.filename, each.text) for each in body.input_extra],
+                body.truncation(),
             ),
         )
         job = await build_job_async(
@@ -72,65 +73,67 @@ async def infill(body: InfillRequest, request: Request) -> Response:
             output=OutputFormat(new_parser=lambda: limits),
         )
         generation = await submit(engine, job, admitted)
-    last = partial(_last, body.response_fields, engine.model.model_id, limits)
+    builder = _Builder(engine.model.model_id, body.response_fields, limits, made.is_cut)
     if body.stream:
-        return EventStream(_events(generation, last))
-    return await json_response(request, generation, partial(_whole, last))
+        return EventStream(_events(generation, builder))
+    return await json_response(request, generation, builder.whole)
 
 
-def _whole(last: "_Last", results: Sequence[ChoiceResult], summary: GenerationSummary) -> str:
-    (result,) = results
-    text = "".join(event.text for event in result.events if isinstance(event, ContentPiece))
-    return to_json(last(text, result.finish_reason, result.stop, summary)).decode()
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """names: the fields of the response, all without any; `a/b` is a member of `a`."""
+
+    model_id: str
+    names: Sequence[str]
+    limits: LineLimits
+    is_cut: bool
+
+    def whole(self, results: Sequence[ChoiceResult], summary: GenerationSummary) -> str:
+        (result,) = results
+        text = _text(result.events)
+        return to_json(self.last(text, result.finish_reason, result.stop, summary)).decode()
+
+    def last(
+        self, text: str, reason: FinishReason, stop: str | None, summary: GenerationSummary
+    ) -> dict[str, Any]:
+        usage = summary.usage
+        is_limit = self.limits.is_finished or reason is FinishReason.LENGTH
+        by_token = "limit" if is_limit else "eos"
+        fields = Infill(
+            content=text,
+            stop=True,
+            model=self.model_id,
+            tokens_predicted=usage.num_output_tokens,
+            tokens_evaluated=usage.num_prompt_tokens,
+            tokens_cached=usage.num_prompt_tokens + usage.num_output_tokens,
+            truncated=self.is_cut,
+            stop_type=by_token if stop is None else "word",
+            stopping_word=stop or "",
+            timings=Timings.of(summary.sequences, usage),
+        ).model_dump()
+        if not self.names:
+            return fields
+        fields |= {f"timings/{name}": value for name, value in fields["timings"].items()}
+        return {name: fields[name] for name in self.names if name in fields}
 
 
-async def _events(generation: Generation, make_last: "_Last") -> AsyncIterator[bytes]:
+async def _events(generation: Generation, builder: _Builder) -> AsyncIterator[bytes]:
     try:
         last: Delta | None = None
         async for item in generation:
             assert isinstance(item, Delta), "no progress is requested"
-            text = "".join(event.text for event in item.events if isinstance(event, ContentPiece))
-            if text:
+            if text := _text(item.events):
                 yield _event({"index": 0, "content": text, "stop": False})
             last = item
         assert last is not None and last.finish_reason is not None, "the last delta has a reason"
-        yield _event(make_last("", last.finish_reason, last.stop, generation.summary))
+        yield _event(builder.last("", last.finish_reason, last.stop, generation.summary))
     except Exception as error:
         yield f"data: {openai_error(stream_error_report(error))}\n\n".encode()
 
 
+def _text(events: Sequence[MessageEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ContentPiece))
+
+
 def _event(fields: dict[str, Any]) -> bytes:
     return b"data: " + to_json(fields) + b"\n\n"
-
-
-_Last = Callable[[str, FinishReason, str | None, GenerationSummary], dict[str, Any]]
-
-
-def _last(
-    names: Sequence[str],
-    model_id: str,
-    limits: LineLimits,
-    text: str,
-    reason: FinishReason,
-    stop: str | None,
-    summary: GenerationSummary,
-) -> dict[str, Any]:
-    """Return the fields of these names, all without any; `a/b` is a member of `a`."""
-    usage = summary.usage
-    by_token = "limit" if limits.is_finished or reason is FinishReason.LENGTH else "eos"
-    fields = Infill(
-        content=text,
-        stop=True,
-        model=model_id,
-        tokens_predicted=usage.num_output_tokens,
-        tokens_evaluated=usage.num_prompt_tokens,
-        tokens_cached=usage.num_prompt_tokens + usage.num_output_tokens,
-        truncated=False,
-        stop_type=by_token if stop is None else "word",
-        stopping_word=stop or "",
-        timings=Timings.of(summary.sequences, usage),
-    ).model_dump()
-    if not names:
-        return fields
-    fields |= {f"timings/{name}": value for name, value in fields["timings"].items()}
-    return {name: fields[name] for name in names if name in fields}

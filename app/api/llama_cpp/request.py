@@ -11,6 +11,7 @@ from app.api.openai.schemas.queue_options import QueueOptions
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import INT32_MAX, LogitBias, Seed, StopStringList, Text
 from app.generation.params import GenerationParams
+from app.prompts.render import DEFAULT_RESERVED, Truncation
 
 _MAX_FILES: Final = 256
 _MAX_FIELDS: Final = 64
@@ -23,7 +24,10 @@ class Extra(RequestModel):
 
 
 class InfillRequest(LocalSampling, QueueOptions):
-    """Sampling is that of completions; the sampler `infill`, `t_max_prompt_ms` and `id_slot` have no effect."""
+    """Sampling is that of completions; `t_max_prompt_ms` and `id_slot` have no effect.
+
+    The sampler `infill`, which leaves tokens that are nearly certain, takes the most probable one here.
+    """
 
     defaults = unsupported.INFILL
 
@@ -60,7 +64,7 @@ class InfillRequest(LocalSampling, QueueOptions):
 
     @model_validator(mode="after")
     def _check_samplers(self) -> Self:
-        self.params()
+        self.sampling()
         return self
 
     def sampling(self) -> dict[str, Any]:
@@ -72,7 +76,11 @@ class InfillRequest(LocalSampling, QueueOptions):
         if self.samplers is None or "infill" not in self.samplers:
             return super().sampling()
         others = [name for name in self.samplers if name != "infill"]
-        return self.model_copy(update={"samplers": others}).sampling()
+        return self.model_copy(update={"samplers": others}).sampling() | {"temperature": 0.0}
+
+    def truncation(self) -> Truncation:
+        """Return how the texts are cut, which leaves room for the output."""
+        return Truncation(None, max(1, DEFAULT_RESERVED if self.n_predict < 0 else self.n_predict))
 
     def params(self) -> GenerationParams:
         return GenerationParams(

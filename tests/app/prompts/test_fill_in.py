@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.api.models.cards import capabilities
 from app.prompts.fill_in import ExtraFile, fill_in_prompt, fill_in_tokens
+from app.prompts.render import PromptTooLong, Truncation
 from batching import InvalidRequest, ModelInfo
 from tests.support.fill_in import QWEN, Marked, model_of
 from tests.support.speaker import MODEL_ID, ByteTokenizer, Served, served
@@ -18,7 +19,6 @@ STARCODER: Final = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 SANTACODER: Final = ("<fim-prefix>", "<fim-suffix>", "<fim-middle>")
 CODELLAMA: Final = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
 DEEPSEEK: Final = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")  # noqa: RUF001
-GLM: Final = ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")
 SEED: Final = ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>")
 
 
@@ -30,7 +30,6 @@ SEED: Final = ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>")
         (SANTACODER, "<fim-prefix>a<fim-suffix>b<fim-middle>"),
         (CODELLAMA, "▁<PRE>a▁<SUF>b▁<MID>"),
         (DEEPSEEK, "".join([DEEPSEEK[0], "a", DEEPSEEK[1], "b", DEEPSEEK[2]])),
-        (GLM, "<|code_prefix|>a<|code_suffix|>b<|code_middle|>"),
         (SEED, "<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>"),
         (("[PREFIX]", "[SUFFIX]"), "[SUFFIX]b[PREFIX]a"),
     ],
@@ -83,6 +82,53 @@ def test_files_stand_before_the_prefix() -> None:
     plain = Marked(*CODELLAMA)
     made = fill_in_prompt(model_of(plain), "suffix", "a", "b", [ExtraFile("f.py", "x")])
     assert plain.shown(made.token_ids) == "f.py\nx\n▁<PRE>a▁<SUF>b▁<MID>"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "shown"),
+    [
+        (48, "#project\n|f\nx\n|g\ny\n|filename\n<abcdefgh>ijklmnop="),
+        (43, "#project\n|g\ny\n|filename\n<abcdefgh>ijklmnop="),
+        (42, "<abcdefgh>ijklmnop="),
+        (19, "<abcdefgh>ijklmnop="),
+        (17, "<abcdefgh>ijklmn="),
+        (13, "<abcdefgh>ij="),
+        (11, "<cdefgh>ij="),
+    ],
+)
+def test_what_is_far_from_the_middle_is_cut_first(num_tokens: int, shown: str) -> None:
+    tokenizer = Marked(*QWEN)
+    made = fill_in_prompt(
+        model_of(tokenizer),
+        "suffix",
+        "abcdefgh",
+        "ijklmnop",
+        [ExtraFile("f", "x"), ExtraFile("g", "y")],
+        Truncation(num_tokens, 0),
+    )
+    text = tokenizer.shown(made.token_ids)
+    for marker, short in zip(QWEN, "<>=#|", strict=True):
+        text = text.replace(marker, short)
+    assert text == shown
+    assert made.is_cut == (num_tokens < 48)
+    assert len(made.token_ids) <= num_tokens
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenized() -> None:
+    class WithVocabulary(Marked):
+        def get_vocab(self) -> dict[str, int]:
+            return self.markers
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            assert len(text) < 1_000_000
+            return super().encode(text)
+
+    model, long = model_of(WithVocabulary(*QWEN)), "a" * 1_000_000
+    with pytest.raises(PromptTooLong):
+        fill_in_prompt(model, "suffix", long, "b")
+    for each in (Truncation(100, 0), Truncation(None, 1)):
+        made = fill_in_prompt(model, "suffix", long, long, [ExtraFile("f", long)], each)
+        assert made.is_cut and len(made.token_ids) == each.max_tokens(model)
 
 
 def test_a_model_without_markers_fills_nothing_in() -> None:

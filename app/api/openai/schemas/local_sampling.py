@@ -132,9 +132,8 @@ class LocalSampling(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names_of_samplers(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for names in _NAMES:
-                check_agreement({name: data.get(name) for name in names})
+        for names in _NAMES if isinstance(data, dict) else ():
+            check_agreement({name: data.get(name) for name in names})
         return data
 
     def sampling(self) -> dict[str, Any]:

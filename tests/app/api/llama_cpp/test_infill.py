@@ -91,8 +91,8 @@ async def test_the_requests_of_editors_are_answered() -> None:
 
 def test_sampling_is_what_editors_ask_for() -> None:
     params = InfillRequest.model_validate(VIM).params()
-    # Samplers that are not listed are off, the temperature among them.
-    assert (params.top_k, params.top_p, params.temperature, params.min_p) == (40, 0.99, 1.0, 0.0)
+    # Samplers that are not listed are off.
+    assert (params.top_k, params.top_p, params.temperature, params.min_p) == (40, 0.99, 0.0, 0.0)
     assert params.cache_salt is None
     fields = {"temperature": 0.2, "dry_multiplier": 0.5, "seed": -1, "cache_prompt": False}
     params = InfillRequest.model_validate(CONTEXT | fields).params()
@@ -120,6 +120,18 @@ async def test_what_would_change_the_output_is_refused_by_name() -> None:
         for name, value in REFUSED.items():
             response = await server.post("/infill", VIM | {name: value})
             assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+async def test_a_long_file_is_cut_as_far_as_there_is_room() -> None:
+    file = {"text": "x" * 50}
+    async with served(b"y", tokenizer=Marked(*QWEN), num_blocks=16) as server:
+        fits = await infill(server, input_prefix="a" * 100, input_extra=[file])
+        cut = await infill(server, input_prefix="a" * 9000, input_suffix="b" * 9000, n_predict=12)
+        warm = await infill(server, input_extra=[file] * 50, n_predict=0)
+    assert (fits["content"], fits["truncated"]) == ("y", False)
+    context = 16 * 32
+    assert (cut["content"], cut["truncated"], cut["tokens_evaluated"]) == ("y", True, context - 12)
+    assert warm["truncated"] and context - 80 < warm["tokens_evaluated"] < context
 
 
 async def infill(server: Served, **fields: Any) -> Any:
