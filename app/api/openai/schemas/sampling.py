@@ -1,7 +1,8 @@
 """The parameters that chat and completions have in common."""
 
 from abc import abstractmethod
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from uuid import uuid4
 
 from pydantic import AliasChoices, Field, model_validator
@@ -38,13 +39,17 @@ _MAX_BAD_WORDS: Final = 128
 # llama.cpp, SGLang and Ollama have other names for some fields; the first of each is ours.
 MAX_TOKENS_NAMES: Final = ("max_tokens", "max_output_tokens", "n_predict", "num_predict")
 _NAMES: Final = (MAX_TOKENS_NAMES, ("min_tokens", "min_new_tokens"))
-_UNLIMITED: Final = ("n_predict", "num_predict")  # with -1
 
 BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCacheFields):
-    """Ranges are vLLM's, and OpenAI's where it has the field."""
+    """Ranges are vLLM's, and OpenAI's where it has the field.
+
+    unlimited: the names of `max_tokens` that may be -1, which is no limit.
+    """
+
+    unlimited: ClassVar[Sequence[str]] = ("n_predict", "num_predict")
 
     model: Text | None = Field(default=None, description="The default model if left out.")
     max_tokens: int | None = Field(
@@ -91,7 +96,7 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, data: Any) -> Any:
-        return _without_contradictions(data) if isinstance(data, dict) else data
+        return _without_contradictions(data, cls.unlimited) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -180,7 +185,7 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
         )
 
 
-def _without_contradictions(data: dict[str, Any]) -> dict[str, Any]:
+def _without_contradictions(data: dict[str, Any], unlimited: Sequence[str]) -> dict[str, Any]:
     """Return the fields without those that are null or unlimited.
 
     Raises:
@@ -189,7 +194,7 @@ def _without_contradictions(data: dict[str, Any]) -> dict[str, Any]:
     present = {
         name: value
         for name, value in data.items()
-        if value is not None and not (name in _UNLIMITED and value == -1)
+        if value is not None and not (name in unlimited and value == -1)
     }
     for names in _NAMES:
         check_agreement({name: present.get(name) for name in names})
