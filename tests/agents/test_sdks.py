@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.server_process import Server
-from tests.agents.programs import num_aborted, wait_for_abort
+from tests.agents.programs import MODEL, num_aborted, scripted_server, wait_for_abort
 from tests.agents.sdks import run_script
 
 pytestmark = pytest.mark.agents
@@ -49,3 +49,27 @@ def test_ai_sdk(tmp_path: Path, server: Server) -> None:
         "chat": answer,
         "messages": answer,
     }
+
+
+def test_ollama(tmp_path: Path, server: Server) -> None:
+    before = num_aborted(server)
+    assert run_script(tmp_path, server, "ollama") == {
+        "models": [MODEL],
+        "capabilities": ["completion"],
+        "generate": "Generated.",
+        "chat": "Streamed.",
+        "call": ["weather", {"city": "Rome"}],
+        "none": 404,
+        "aborted": "AbortError",
+        "provider": [2, "The tool returned: It rains in Paris."],
+    }
+    wait_for_abort(server, before)
+
+
+def test_an_editor_plug_in_fills_in(tmp_path: Path) -> None:
+    with scripted_server("scripted_fill_in") as server:
+        before = num_aborted(server)
+        found = run_script(tmp_path, server, "continue")
+        assert found == {"text": "return 3;", "aborted": True}
+        wait_for_abort(server, before)
+        assert server.stop() == 0

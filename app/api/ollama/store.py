@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import anyio.to_thread
 from fastapi import Request, Response
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from pydantic import BaseModel, Field
@@ -113,11 +114,13 @@ async def _pulled(repo_id: str, key: str) -> AsyncIterator[dict[str, Any]]:
         is_over = False
         while not is_over:
             is_over = bool((await asyncio.wait([loading], timeout=INTERVAL))[0])
+            # Not in the threads of downloads, which other downloads may have.
+            num_missing = await anyio.to_thread.run_sync(bytes_to_fetch, repository)
             yield {
                 "status": f"pulling {repository.commit[:12]}",
                 "digest": repository.commit,
                 "total": repository.size,
-                "completed": repository.size - bytes_to_fetch(repository),
+                "completed": repository.size - num_missing,
             }
         loading.result()
     finally:

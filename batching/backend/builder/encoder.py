@@ -165,6 +165,8 @@ def _info(
     embeddings: Embeddings | NoEmbeddings,
 ) -> ModelInfo:
     context = longest_text(tokenizer, encoder.plain.context)
+    if isinstance(embeddings, Embeddings) and embeddings.max_tokens is not None:
+        context = min(context, embeddings.max_tokens)
     return ModelInfo(
         model_id=config.model_id,
         tokenizer=tokenizer,

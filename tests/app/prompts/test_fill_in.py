@@ -1,85 +1,140 @@
 """Prompts to fill in, and the endpoints that make them."""
 
-import json
-from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from app.api.models.cards import capabilities
 from app.prompts.fill_in import ExtraFile, fill_in_prompt, fill_in_tokens
+from app.prompts.render import PromptTooLong, Truncation
 from batching import InvalidRequest, ModelInfo
-from tests.support.speaker import END, MODEL_ID, Breaking, ByteTokenizer, Served, served
+from tests.support.fill_in import QWEN, Marked, model_of
+from tests.support.speaker import MODEL_ID, ByteTokenizer, Served, served
 
 pytestmark = pytest.mark.anyio
 
-QWEN: Final = (
-    "<|fim_prefix|>",
-    "<|fim_suffix|>",
-    "<|fim_middle|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-)
-
-
-class Marked(ByteTokenizer):
-    """Has markers as tokens of their own, beyond the bytes."""
-
-    def __init__(self, *markers: str) -> None:
-        self.markers = {text: END + 1 + index for index, text in enumerate(markers)}
-        self.num_tokens = END + 1 + len(markers)
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [self.markers[text]] if text in self.markers else super().encode(text)
-
-    def shown(self, token_ids: Sequence[int]) -> str:
-        names = {token_id: text for text, token_id in self.markers.items()}
-        return "".join(names.get(each) or chr(each) for each in token_ids)
-
-
-def model(tokenizer: ByteTokenizer) -> ModelInfo:
-    return ModelInfo(MODEL_ID, tokenizer, frozenset({END}), tokenizer.num_tokens, 2048)
+STARCODER: Final = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+SANTACODER: Final = ("<fim-prefix>", "<fim-suffix>", "<fim-middle>")
+CODELLAMA: Final = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
+DEEPSEEK: Final = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")  # noqa: RUF001
+SEED: Final = ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>")
 
 
 @pytest.mark.parametrize(
     ("markers", "shown"),
     [
         (QWEN, "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"),
-        (("<PRE>", "<SUF>", "<MID>", "<EOT>"), "<PRE>a<SUF>b<MID>"),
+        (STARCODER, "<fim_prefix>a<fim_suffix>b<fim_middle>"),
+        (SANTACODER, "<fim-prefix>a<fim-suffix>b<fim-middle>"),
+        (CODELLAMA, "▁<PRE>a▁<SUF>b▁<MID>"),
+        (DEEPSEEK, "".join([DEEPSEEK[0], "a", DEEPSEEK[1], "b", DEEPSEEK[2]])),
+        (SEED, "<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>"),
         (("[PREFIX]", "[SUFFIX]"), "[SUFFIX]b[PREFIX]a"),
-        (
-            ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-            "<fim_prefix>a<fim_suffix>b<fim_middle>",
-        ),
     ],
 )
 def test_each_family_has_its_order(markers: tuple[str, ...], shown: str) -> None:
     tokenizer = Marked(*markers)
-    assert tokenizer.shown(fill_in_prompt(model(tokenizer), "suffix", "a", "b").token_ids) == shown
+    made = fill_in_prompt(model_of(tokenizer), "suffix", "a", "b")
+    assert tokenizer.shown(made.token_ids) == shown
+    # Whatever a model writes of them, the text is filled in.
+    assert {*made.ends} == {*tokenizer.markers.values()}
+
+
+def test_mellum_has_the_markers_of_starcoder_and_its_suffix_first() -> None:
+    tokenizer = Marked(*STARCODER)
+    made = fill_in_prompt(model_of(tokenizer, "JetBrains/Mellum-4b-base"), "suffix", "a", "b")
+    assert tokenizer.shown(made.token_ids) == "<fim_suffix>b<fim_prefix>a<fim_middle>"
+
+
+def sentence_pieces() -> Any:
+    """Return a tokenizer that puts a space before each text, as CodeLlama's."""
+    vocab = {text: index for index, text in enumerate(("<unk>", "</s>", "▁", "a", "b", "☺"))}
+    backend = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    backend.normalizer = normalizers.Sequence(spaces)
+    backend.add_special_tokens([AddedToken(text, normalized=False) for text in CODELLAMA])
+    make: Any = PreTrainedTokenizerFast
+    return make(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+
+
+def test_no_space_is_put_before_the_suffix_of_codellama() -> None:
+    tokenizer = sentence_pieces()
+    model = ModelInfo("m", tokenizer, frozenset(), len(tokenizer), 128)
+    made = fill_in_prompt(model, "suffix", "a", "b")
+    pieces = ["▁<PRE>", "▁", "a", "▁<SUF>", "b", "▁<MID>"]
+    assert tokenizer.convert_ids_to_tokens(made.token_ids) == pieces
 
 
 def test_models_tell_that_they_can() -> None:
-    assert "insert" in capabilities(model(Marked(*QWEN)))
-    assert "insert" not in capabilities(model(ByteTokenizer()))
+    assert "insert" in capabilities(model_of(Marked(*QWEN)))
+    assert "insert" not in capabilities(model_of(ByteTokenizer()))
 
 
 def test_files_stand_before_the_prefix() -> None:
     tokenizer = Marked(*QWEN)
-    made = fill_in_prompt(model(tokenizer), "suffix", "a", "b", [ExtraFile("f.py", "x")])
+    made = fill_in_prompt(model_of(tokenizer), "suffix", "a", "b", [ExtraFile("f.py", "x")])
     assert tokenizer.shown(made.token_ids) == (
         "<|repo_name|>project\n<|file_sep|>f.py\nx\n<|file_sep|>filename\n"
         "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
     )
-    assert made.ends == (tokenizer.markers["<|file_sep|>"],)
-    plain = Marked("<PRE>", "<SUF>", "<MID>")
-    made = fill_in_prompt(model(plain), "suffix", "a", "b", [ExtraFile("f.py", "x")])
-    assert plain.shown(made.token_ids) == "f.py\nx\n<PRE>a<SUF>b<MID>"
+    plain = Marked(*CODELLAMA)
+    made = fill_in_prompt(model_of(plain), "suffix", "a", "b", [ExtraFile("f.py", "x")])
+    assert plain.shown(made.token_ids) == "f.py\nx\n▁<PRE>a▁<SUF>b▁<MID>"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "shown"),
+    [
+        (48, "#project\n|f\nx\n|g\ny\n|filename\n<abcdefgh>ijklmnop="),
+        (43, "#project\n|g\ny\n|filename\n<abcdefgh>ijklmnop="),
+        (42, "<abcdefgh>ijklmnop="),
+        (19, "<abcdefgh>ijklmnop="),
+        (17, "<abcdefgh>ijklmn="),
+        (13, "<abcdefgh>ij="),
+        (11, "<cdefgh>ij="),
+    ],
+)
+def test_what_is_far_from_the_middle_is_cut_first(num_tokens: int, shown: str) -> None:
+    tokenizer = Marked(*QWEN)
+    made = fill_in_prompt(
+        model_of(tokenizer),
+        "suffix",
+        "abcdefgh",
+        "ijklmnop",
+        [ExtraFile("f", "x"), ExtraFile("g", "y")],
+        Truncation(num_tokens, 0),
+    )
+    text = tokenizer.shown(made.token_ids)
+    for marker, short in zip(QWEN, "<>=#|", strict=True):
+        text = text.replace(marker, short)
+    assert text == shown
+    assert made.is_cut == (num_tokens < 48)
+    assert len(made.token_ids) <= num_tokens
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenized() -> None:
+    class WithVocabulary(Marked):
+        def get_vocab(self) -> dict[str, int]:
+            return self.markers
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            assert len(text) < 1_000_000
+            return super().encode(text)
+
+    model, long = model_of(WithVocabulary(*QWEN)), "a" * 1_000_000
+    with pytest.raises(PromptTooLong):
+        fill_in_prompt(model, "suffix", long, "b")
+    for each in (Truncation(100, 0), Truncation(None, 1)):
+        made = fill_in_prompt(model, "suffix", long, long, [ExtraFile("f", long)], each)
+        assert made.is_cut and len(made.token_ids) == each.max_tokens(model)
 
 
 def test_a_model_without_markers_fills_nothing_in() -> None:
-    assert fill_in_tokens(model(ByteTokenizer())) is None
+    assert fill_in_tokens(model_of(ByteTokenizer())) is None
     with pytest.raises(InvalidRequest) as refused:
-        fill_in_prompt(model(ByteTokenizer()), "suffix", "a", "b")
+        fill_in_prompt(model_of(ByteTokenizer()), "suffix", "a", "b")
     assert refused.value.param == "suffix"
 
 
@@ -121,39 +176,3 @@ async def test_a_suffix_needs_a_whole_text(fields: dict[str, Any]) -> None:
     async with served() as server:
         response = await fill(server, "/v1/completions", **fields)
     assert response.json()["error"]["param"] == "suffix"
-
-
-async def test_an_editor_gets_the_fields_that_it_asks_for() -> None:
-    """The request of llama.vim: what it warms the cache with, and what it asks then."""
-    asked = {
-        "input_extra": [{"filename": "a.py", "text": "x = 1"}],
-        "top_k": 40,
-        "top_p": 0.9,
-        "samplers": ["top_k", "top_p", "infill"],
-        "cache_prompt": True,
-        "t_max_prompt_ms": 500,
-        "t_max_predict_ms": 1000,
-    }
-    names = ["content", "timings/prompt_n", "timings/predicted_n", "truncated", "none"]
-    async with served(b"xy", tokenizer=Marked(*QWEN)) as server:
-        warmed = await fill(server, "/infill", **asked, n_predict=0, response_fields=[""])
-        answer = await fill(server, "/infill", **asked, n_predict=9, response_fields=names)
-    assert warmed.json() == {}
-    found = answer.json()
-    assert found.keys() == {*names} - {"none"}
-    assert (found["content"], found["truncated"]) == ("xy", False)
-
-
-async def test_an_infill_is_streamed() -> None:
-    async with served(b"xyz", tokenizer=Marked(*QWEN)) as server:
-        response = await fill(server, "/infill", stream=True, stop=["z"])
-    events = [json.loads(line[6:]) for line in response.text.splitlines() if line[:5] == "data:"]
-    assert "".join(event["content"] for event in events) == "xy"
-    assert [event["stop"] for event in events][-1] is True
-    assert (events[-1]["stop_type"], events[-1]["stopping_word"]) == ("word", "z")
-
-
-async def test_an_infill_that_fails_ends_with_the_error() -> None:
-    async with served(b"xyz", tokenizer=Marked(*QWEN), runner=Breaking) as server:
-        response = await fill(server, "/infill", stream=True)
-    assert "error" in json.loads(response.text.strip().splitlines()[-1][6:])

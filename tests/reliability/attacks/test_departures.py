@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import product
 from typing import Any, Final
 
 import pytest
@@ -13,19 +14,32 @@ from app.prompts.templates import model_template, template_process
 from app.server_state import ServerState
 from app.worker_threads import WorkerThreads
 from batching import Priority, Sandbox, SandboxLimits
+from batching.pooling import Embeddings, PoolingType
 from batching.steps.step_plan import SliceOutput, StepPlan
 from scripts.server_process import wait_until
+from tests.support.fill_in import QWEN, Marked
 from tests.support.raw_http import LONG, Connection, Site, running, split
 from tests.support.speaker import MODEL_ID, ByteTokenizer, Speaker, speaking_app, speaking_manager
 
 CHATS: Final = "/v1/chat/completions"
 MESSAGES: Final = [{"role": "user", "content": "Hi"}]
+PREDICATE: Final = {"type": "predicate", "instructions": "Is it?"}
 # A request of each API, and of each endpoint that needs no engine.
 BODIES: Final[Mapping[str, Mapping[str, Any]]] = {
     CHATS: {"messages": MESSAGES},
     "/v1/completions": {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"},
+    "/v1/responses/compact": {"input": "Hi"},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 100},
+    "/v1/decisions": {"input": "Hi", "questions": [PREDICATE]},
+    "/v1/systemone": {
+        "state": "Hi",
+        "questions": {"a": {"type": "noul", "instructions": "Is it?"}},
+    },
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
+    "/api/chat": {"messages": MESSAGES},
+    "/api/generate": {"prompt": "Hi"},
+    "/api/embed": {"input": "Hi"},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/tokenize": {"prompt": "Hi"},
@@ -108,7 +122,13 @@ class Server:
 def serving(
     runner: type[Speaker] = Speaker, tokenizer: ByteTokenizer | None = None, **settings: Any
 ) -> Iterator[Server]:
-    manager = speaking_manager(b"Hello!", runner=runner, tokenizer=tokenizer, num_blocks=1024)
+    manager = speaking_manager(
+        b"Hello!",
+        runner=runner,
+        tokenizer=tokenizer or Marked(*QWEN),
+        num_blocks=1024,
+        embeddings=Embeddings(pooling=PoolingType.LAST, size=4),
+    )
     with speaking_app(manager, **settings) as app, running(app) as site:
         manager.get(MODEL_ID)
         yield Server(site, app.state.service)
@@ -260,8 +280,17 @@ def stepping(**settings: Any) -> Iterator[tuple[Server, Callable[[], None]]]:
             Runner.steps.release(1000)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/v1/responses", "/v1/messages"])
+STREAMED: Final = (
+    *(CHATS, "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/infill", "/api/chat", "/api/generate"),
+)
+WHOLE: Final = ("/v1/responses/compact", "/v1/decisions", "/v1/systemone", "/api/embed")
+
+
+@pytest.mark.parametrize(
+    ("path", "stream"),
+    [*product(STREAMED, (False, True)), *product(WHOLE, (False,))],
+)
 def test_one_that_leaves_in_the_engine(path: str, stream: bool) -> None:
     """It waits to be accepted, waits in the queue, and is read and answered; in each a step goes on."""
     with stepping(max_num_seqs=1) as (server, step), server.connection() as first:

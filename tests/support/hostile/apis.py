@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 
 from app.api.anthropic.request import MessagesRequest
-from app.api.llama_cpp.infill import InfillRequest
+from app.api.llama_cpp.request import InfillRequest
 from app.api.ollama.request import ChatRequest, GenerateRequest
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.completions.request import CompletionRequest

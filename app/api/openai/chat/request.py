@@ -18,6 +18,8 @@ from app.prompts.render import DEFAULT_RESERVED
 
 class ChatCompletionRequest(GenerationRequest, ConversationOptions):
     defaults = unsupported.CHAT
+    # llama.cpp's clients send it.
+    unlimited = ("max_tokens", *GenerationRequest.unlimited)
 
     messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)

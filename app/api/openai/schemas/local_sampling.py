@@ -1,13 +1,13 @@
-"""Parameters of sampling that clients of llama.cpp send, mostly with the values that ask for nothing."""
+"""Parameters that choose a token: OpenAI's, vLLM's and llama.cpp's."""
 
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from app.api.schemas.base import RequestModel
-from app.api.schemas.fields import INT32_MAX, Text, field_error
+from app.api.schemas.fields import INT32_MAX, Text, check_agreement, field_error
 from app.generation.params import DryPenalty
 
 _MAX_BREAKERS: Final = 128
@@ -42,6 +42,12 @@ _OTHER_NAMES: Final = {
 _LETTERS: Final = dict(zip("edskypmxta", (*_ORDER_OF_LAST, "adaptive_p"), strict=True))
 # The fields that `GenerationParams` has as they are.
 _SAME_NAME: Final = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
     "typical_p",
     "xtc_probability",
     "xtc_threshold",
@@ -49,6 +55,7 @@ _SAME_NAME: Final = (
     "dynatemp_range",
     "dynatemp_exponent",
 )
+_NAMES: Final = (("repetition_penalty", "repeat_penalty"), ("typical_p", "typ_p"))
 # They do nothing without fields that are refused.
 _WITHOUT_EFFECT: Final = frozenset({"tfs_z", "adaptive_p"})
 
@@ -79,7 +86,25 @@ _Sampler = Annotated[Text, Field(max_length=64)]
 
 
 class LocalSampling(RequestModel):
-    """Names and defaults are llama.cpp's."""
+    """Ranges are vLLM's, and OpenAI's where it has the field; names and defaults of the others are llama.cpp's."""
+
+    # Without a value these five have the default of the model's generation_config.json.
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX, description="0 and -1 are off.")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    # Beyond these, logits overflow.
+    repetition_penalty: float | None = Field(
+        default=None,
+        ge=0.01,
+        le=100,
+        validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"),
+    )
+    top_n_sigma: float = Field(
+        default=0.0, ge=-1, le=1000, description="0 and -1 are off; llama.cpp's."
+    )
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
 
     typical_p: float = Field(
         default=1.0, ge=0, le=1, validation_alias=AliasChoices("typical_p", "typ_p")
@@ -104,16 +129,24 @@ class LocalSampling(RequestModel):
         | None
     ) = Field(default=None, description="Those that are used; the temperature is first or last.")
 
-    def local_fields(self) -> dict[str, Any]:
-        """Return the fields of `GenerationParams` for these."""
-        return {name: getattr(self, name) for name in _SAME_NAME} | {"dry": self._dry()}
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names_of_samplers(cls, data: Any) -> Any:
+        for names in _NAMES if isinstance(data, dict) else ():
+            check_agreement({name: data.get(name) for name in names})
+        return data
 
-    def chosen(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return fields of `GenerationParams` with the samplers of the request only, in their order.
+    def sampling(self) -> dict[str, Any]:
+        """Return the fields of `GenerationParams` that choose a token.
 
         Raises:
             PydanticCustomError: a sampler is unknown or cannot have its place, or only the last tokens are penalised.
         """
+        fields = {name: getattr(self, name) for name in _SAME_NAME} | {
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "top_n_sigma": max(0.0, self.top_n_sigma),
+            "dry": self._dry(),
+        }
         if self.repeat_last_n == 0:
             fields = fields | _OFF["penalties"]
         if self.samplers is not None:

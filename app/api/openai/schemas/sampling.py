@@ -1,7 +1,8 @@
 """The parameters that chat and completions have in common."""
 
 from abc import abstractmethod
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from uuid import uuid4
 
 from pydantic import AliasChoices, Field, model_validator
@@ -37,41 +38,23 @@ _MAX_BAD_WORDS: Final = 128
 
 # llama.cpp, SGLang and Ollama have other names for some fields; the first of each is ours.
 MAX_TOKENS_NAMES: Final = ("max_tokens", "max_output_tokens", "n_predict", "num_predict")
-_NAMES: Final = (
-    MAX_TOKENS_NAMES,
-    ("repetition_penalty", "repeat_penalty"),
-    ("min_tokens", "min_new_tokens"),
-    ("typical_p", "typ_p"),
-)
-_UNLIMITED: Final = ("n_predict", "num_predict")  # with -1
+_NAMES: Final = (MAX_TOKENS_NAMES, ("min_tokens", "min_new_tokens"))
 
 BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCacheFields):
-    """Ranges are vLLM's, and OpenAI's where it has the field."""
+    """Ranges are vLLM's, and OpenAI's where it has the field.
+
+    unlimited: the names of `max_tokens` that may be -1, which is no limit.
+    """
+
+    unlimited: ClassVar[Sequence[str]] = ("n_predict", "num_predict")
 
     model: Text | None = Field(default=None, description="The default model if left out.")
     max_tokens: int | None = Field(
         default=None, ge=1, le=INT32_MAX, validation_alias=AliasChoices(*MAX_TOKENS_NAMES)
     )
-    # Without a value these five have the default of the model's generation_config.json.
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX, description="0 and -1 are off.")
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    # Beyond these, logits overflow.
-    repetition_penalty: float | None = Field(
-        default=None,
-        ge=0.01,
-        le=100,
-        validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"),
-    )
-    top_n_sigma: float = Field(
-        default=0.0, ge=-1, le=1000, description="0 and -1 are off; llama.cpp's."
-    )
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: LogitBias = Field(default_factory=dict)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     min_tokens: int = Field(
@@ -113,7 +96,7 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, data: Any) -> Any:
-        return _without_contradictions(data) if isinstance(data, dict) else data
+        return _without_contradictions(data, cls.unlimited) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -122,7 +105,7 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
             raise field_error("it must not be above max_tokens", "min_tokens")
         if self.truncate_prompt_tokens == 0:
             raise field_error("it must not be 0", "truncate_prompt_tokens")
-        self._sampling()
+        self.sampling()
         formats = self.content_formats
         if self.allowed_token_ids is not None and formats:
             raise field_error(f"it cannot be combined with {formats[0]}", "allowed_token_ids")
@@ -176,27 +159,9 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
             return GrammarSpec(json_schema_grammar(self.json_schema), "json_schema")
         return None
 
-    def _sampling(self) -> dict[str, Any]:
-        """Return the fields of `GenerationParams` that choose a token.
-
-        Raises:
-            PydanticCustomError: the request asks for an order that there is not.
-        """
-        fields = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k,
-            "min_p": self.min_p,
-            "top_n_sigma": max(0.0, self.top_n_sigma),
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-        }
-        return self.chosen(fields | self.local_fields())
-
     def to_generation_params(self) -> GenerationParams:
         return GenerationParams(
-            **self._sampling(),
+            **self.sampling(),
             logit_bias=self.logit_bias,
             seed=self.seed,
             max_tokens=self.max_output_tokens,
@@ -220,7 +185,7 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
         )
 
 
-def _without_contradictions(data: dict[str, Any]) -> dict[str, Any]:
+def _without_contradictions(data: dict[str, Any], unlimited: Sequence[str]) -> dict[str, Any]:
     """Return the fields without those that are null or unlimited.
 
     Raises:
@@ -229,7 +194,7 @@ def _without_contradictions(data: dict[str, Any]) -> dict[str, Any]:
     present = {
         name: value
         for name, value in data.items()
-        if value is not None and not (name in _UNLIMITED and value == -1)
+        if value is not None and not (name in unlimited and value == -1)
     }
     for names in _NAMES:
         check_agreement({name: present.get(name) for name in names})

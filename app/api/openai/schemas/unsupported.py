@@ -68,4 +68,17 @@ COMPLETIONS: Final[Defaults] = {
     "prompt_embeds": (),
 }
 
+INFILL: Final[Defaults] = {
+    **COMPLETIONS,
+    "grammar": ("",),
+    "ignore_eos": (False,),
+    "json_schema": ({},),
+    "logprobs": (),
+    "lora": ([],),
+    "min_tokens": (0,),
+    "n": (1,),
+    "n_cmpl": (1,),
+    "structured_outputs": (),
+}
+
 MESSAGE: Final[Defaults] = {"function_call": (), "audio": ()}

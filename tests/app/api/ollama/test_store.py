@@ -1,6 +1,7 @@
 """`/api/pull` and `/api/delete`, against a hub that stands in."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from app.api.ollama import store
+from app.store.download import bytes_to_fetch
+from app.store.hub import Repository
 from tests.support.hub import Hub
 from tests.support.hub_cache import hub_of, use_cache
 from tests.support.local_models import model_files, safetensors
@@ -48,6 +52,22 @@ async def test_a_model_is_pulled_and_deleted(hub: Hub, cache: Path) -> None:
         assert (await delete(server, name=NAME)).status_code == 200
         assert not (cache / "models--org--model").exists()
         assert (await delete(server, model=NAME)).status_code == 404
+
+
+async def test_files_are_looked_at_beside_the_event_loop(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def counted(repository: Repository) -> int:
+        threads.append(threading.current_thread())
+        return bytes_to_fetch(repository)
+
+    monkeypatch.setattr(store, "bytes_to_fetch", counted)
+    async with served() as server:
+        await server.post("/api/pull", {"model": NAME})
+    assert len(threads) >= 2
+    assert threading.current_thread() not in threads
 
 
 async def test_what_the_hub_does_not_give_is_told(hub: Hub) -> None:

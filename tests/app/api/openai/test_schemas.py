@@ -257,6 +257,7 @@ async def test_a_message_that_cannot_be_read_is_pointed_at(
         ({"max_output_tokens": 3}, "max_tokens", 3),
         ({"n_predict": 3}, "max_tokens", 3),
         ({"n_predict": -1}, "max_tokens", None),
+        ({"max_tokens": -1}, "max_tokens", None),
         ({"num_predict": -1, "max_tokens": 3}, "max_tokens", 3),
         ({"enable_thinking": False}, "thinking_switch", False),
         ({"thinking": True}, "thinking_switch", True),

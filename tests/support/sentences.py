@@ -1,0 +1,117 @@
+"""Sentences in English for embedding models: graded pairs, questions and what answers them.
+
+Needs neither MLX nor torch: both sides read it.
+"""
+
+from typing import Final
+
+# Of the same meaning 5, of nothing in common 0.
+PAIRS: Final[tuple[tuple[int, str, str], ...]] = (
+    (5, "The train to Graz leaves at seven.", "At seven o'clock the train departs for Graz."),
+    (5, "She mended the torn sail.", "The ripped sail was repaired by her."),
+    (5, "Our cat sleeps all day long.", "The cat we own is asleep the whole day."),
+    (5, "He bought a used car last week.", "Last week he purchased a second-hand automobile."),
+    (5, "The shop is shut on Sundays.", "On Sundays the store is closed."),
+    (5, "Nobody answered the phone.", "The telephone was not picked up by anyone."),
+    (5, "The soup needs more salt.", "There is not enough salt in the soup."),
+    (5, "They postponed the wedding until June.", "The wedding was put off to June."),
+    (4, "Two children are playing football.", "Some kids kick a ball around in the park."),
+    (4, "The river flooded the village.", "After days of rain the village stood under water."),
+    (4, "A nurse took his temperature.", "A nurse checked whether he had a fever."),
+    (4, "The committee rejected the budget.", "The council voted against the spending plan."),
+    (4, "The old bridge is being repaired.", "Workers are restoring the stone bridge."),
+    (4, "Her flight was delayed by fog.", "Because of bad weather her plane took off late."),
+    (4, "He teaches chemistry at a school.", "He is a science teacher."),
+    (4, "The wine was stored in oak barrels.", "They keep the red wine in wooden casks."),
+    (3, "The doctor prescribed antibiotics.", "The doctor told him to rest for a week."),
+    (3, "A man is riding a bicycle.", "A woman is riding a motorcycle."),
+    (3, "The museum shows Roman coins.", "The museum has a collection of Greek vases."),
+    (3, "Snow fell on the mountains.", "It was cold and windy on the summit."),
+    (3, "The bakery sells rye bread.", "The bakery is famous for its cakes."),
+    (3, "She plays the violin.", "She sings in the opera's choir."),
+    (3, "The laptop's battery is empty.", "The screen of the laptop is broken."),
+    (3, "Farmers harvest the wheat in July.", "In autumn the farmers pick the apples."),
+    (2, "A dog barks at the postman.", "The dog is lying in the shade."),
+    (2, "The court sentenced the thief.", "The police are looking for a witness."),
+    (2, "They painted the kitchen yellow.", "The kitchen has a new oven."),
+    (2, "The ship reached the harbour.", "Fishermen sold their catch at the market."),
+    (2, "Prices rose by three percent.", "The bank lowered its interest rate."),
+    (2, "He swims every morning.", "He was tired after the marathon."),
+    (2, "The bees left the hive.", "The garden is full of roses."),
+    (2, "The lecture was about volcanoes.", "The students went home at noon."),
+    (1, "The actor forgot his lines.", "A painter exhibits her work in Vienna."),
+    (1, "The truck carries gravel.", "The bus stops at the station."),
+    (1, "She drinks tea without sugar.", "The restaurant opens at six."),
+    (1, "The satellite sends pictures.", "He watches television in the evening."),
+    (1, "A carpenter made the table.", "The house has a large garden."),
+    (1, "The team won the final.", "Tickets for the concert are sold out."),
+    (1, "The printer is out of paper.", "He wrote a long letter to his aunt."),
+    (1, "The glacier is melting.", "We spent our holidays at the sea."),
+    (0, "The parliament passed a law.", "A spider spins its web."),
+    (0, "Boil the potatoes for twenty minutes.", "The moon has no atmosphere."),
+    (0, "He lost his keys in the taxi.", "Whales feed on krill."),
+    (0, "The orchestra rehearses Mahler.", "The tyre has a puncture."),
+    (0, "Click on the blue button.", "Grandmother knits a pair of socks."),
+    (0, "The virus spreads through the air.", "The carpet is made of wool."),
+    (0, "The chess player resigned.", "Tomatoes need a lot of sun."),
+    (0, "My passport expires in May.", "The wolf howled in the forest."),
+)
+
+# Each question is answered by the passage in its place, and by no other.
+PASSAGES: Final[tuple[str, ...]] = (
+    "Sourdough rises by wild yeast and bacteria that live in a starter of flour and water.",
+    "Commercial yeast is added to dough to make it rise within an hour or two.",
+    "Copper conducts electricity well and is drawn into wires for cables.",
+    "Aluminium is light, does not rust and is used for aircraft and cans.",
+    "Tides are caused by the gravity of the moon and, to a lesser degree, of the sun.",
+    "Waves at sea are made by the wind that blows over the water.",
+    "The heart pumps blood through arteries and veins.",
+    "The kidneys filter waste out of the blood and make urine.",
+    "A hash table finds a key in constant time on average, but keeps no order.",
+    "A balanced search tree keeps its keys sorted and finds one in logarithmic time.",
+    "TCP sends lost packets again and delivers bytes in order.",
+    "UDP sends single datagrams without a connection, and none of them is sent again.",
+    "Gutenberg printed books with movable type of metal in Mainz around 1450.",
+    "The typewriter put letters on paper one at a time at the press of a key.",
+    "Swallows fly to Africa before winter and come back in spring.",
+    "Hedgehogs spend the winter asleep under heaps of leaves.",
+    "To change a flat tyre, loosen the nuts, lift the car and replace the wheel.",
+    "Engine oil should be drained and replaced every fifteen thousand kilometres.",
+    "A mortgage is a loan for a house that is secured by the house itself.",
+    "Shares make their holder an owner of a part of a company.",
+)
+QUESTIONS: Final[tuple[str, ...]] = (
+    "what makes bread rise without bought yeast",
+    "how does baker's yeast from the shop work in bread",
+    "which metal are electric cables made of",
+    "a metal for planes that weighs little",
+    "why does the sea level go up and down twice a day",
+    "where do waves on the ocean come from",
+    "which organ moves blood around the body",
+    "how does the body get rid of waste in the blood",
+    "fast lookup of keys when their order does not matter",
+    "data structure for lookups that also keeps keys in order",
+    "protocol that repeats packets which were lost",
+    "protocol without connections or retransmission",
+    "who invented printing with movable letters",
+    "a machine for writing letters before computers",
+    "birds that migrate south when it gets cold",
+    "animals that hibernate",
+    "my car has a puncture, what do I do",
+    "how often does a car need new oil",
+    "borrowing money to buy a home",
+    "owning part of a business",
+)
+
+# What tokenizers treat unlike each other: accents, signs, words of many pieces, other scripts, nothing at all.
+ODD_TEXTS: Final[tuple[str, ...]] = (
+    "Crème brûlée at the CAFÉ — naïve façade, São Paulo & Zürich",
+    "antidisestablishmentarianism and pneumonoultramicroscopicsilicovolcanoconiosis",
+    "日本語の文と中文句子 و العربية",
+    "f(x) = x**2 + 3.14; // see https://example.org/?q=1#top 🙂",
+    "  tabs\tand\n\nlines  ",
+    "a",
+    "[MASK] the [CLS] markers [SEP] themselves [UNK]",
+)
+# More tokens than a published model for sentences reads.
+LONG_TEXT: Final = " ".join(PASSAGES)
