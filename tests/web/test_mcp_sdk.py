@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect  # type: ignore[import-not-found]
 
-from tests.web.test_tools import button, list_server
+from tests.web.tool_dialog import button, list_server
 from tests.web.visit import Visit, new_visit, scripted_server
 
 SERVER: Final = Path(__file__).with_name("sdk_tool_server.py")

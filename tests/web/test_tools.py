@@ -10,6 +10,7 @@ from playwright.sync_api import expect  # type: ignore[import-not-found]
 
 from scripts.server_process import Server
 from tests.web.pictures import png
+from tests.web.tool_dialog import button, list_server, open_servers
 from tests.web.tool_server import SESSION, TOKEN, ToolServer, tool_server
 from tests.web.visit import Visit, new_visit, scripted_server
 
@@ -38,26 +39,6 @@ def visit(chromium: Any, permitted: Server, tools: ToolServer) -> Iterator[Visit
         visit.expect_problem(f"request to {tools.origin}")
         list_server(visit, tools.url)
         yield visit
-
-
-def list_server(visit: Visit, url: str, token: str = "") -> None:
-    dialog = open_servers(visit)
-    dialog.get_by_role("button", name="Add a server").click()
-    dialog.get_by_label("Address of the server").last.fill(url)
-    dialog.get_by_label("Token, if it asks for one").last.fill(token)
-    dialog.get_by_role("button", name="Save").click()
-
-
-def open_servers(visit: Visit) -> Any:
-    visit.page.get_by_role("button", name="Settings").click()
-    dialog = visit.page.get_by_role("dialog", name="Settings")
-    if not dialog.get_by_role("button", name="Add a server").is_visible():
-        dialog.get_by_text("Tool servers (MCP)").click()
-    return dialog
-
-
-def button(visit: Visit, name: str) -> Any:
-    return visit.page.get_by_role("button", name=name, exact=True)
 
 
 def result(visit: Visit) -> Any:
