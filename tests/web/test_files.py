@@ -305,26 +305,25 @@ def data(content: bytes, kind: str = "text/plain") -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"name": "a", "data": data(b"x")},
-        ["data:text/plain;base64,eA=="],
-        [None],
-        [{"name": "a"}],
-        [{"data": data(b"x")}],
-        [{"name": {"toString": 1}, "data": data(b"x")}],
-        [{"name": "a", "data": "https://evil.example"}],
-        [{"name": "a", "data": data(b"x", "text/html")}],
-        [{"name": "a", "data": "data:text/plain;base64,*"}],
-        [{"name": "a", "data": data(b"\xff")}],
-        [{"name": "a", "data": data(b"")}],
-        [{"name": "a", "data": data(b"x")}] * 129,
-    ],
-    ids=lambda files: json.dumps(files)[:40],
-)
-def test_files_that_the_page_has_not_written_are_refused(reading: Reading, files: Any) -> None:
-    message = {"role": "user", "content": "x", "files": files}
+FORGED: Final = {
+    "no list": {"name": "a", "data": data(b"x")},
+    "a text": ["data:text/plain;base64,eA=="],
+    "null": [None],
+    "no data": [{"name": "a"}],
+    "no name": [{"data": data(b"x")}],
+    "another name": [{"name": {"toString": 1}, "data": data(b"x")}],
+    "a URL": [{"name": "a", "data": "https://evil.example"}],
+    "another type": [{"name": "a", "data": data(b"x", "text/html")}],
+    "no base64": [{"name": "a", "data": "data:text/plain;base64,*"}],
+    "no UTF-8": [{"name": "a", "data": data(b"\xff")}],
+    "an empty one": [{"name": "a", "data": data(b"")}],
+    "too many": [{"name": "a", "data": data(b"x")}] * 129,
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_files_that_the_page_has_not_written_are_refused(reading: Reading, kind: str) -> None:
+    message = {"role": "user", "content": "x", "files": FORGED[kind]}
     bring(reading, {"version": 1, "conversations": [{"title": "x", "messages": [message]}]})
     expect(reading.page.locator("#transfer-news")).to_contain_text("Not imported:")
     expect(reading.page.locator("#conversations li")).to_have_count(0)
