@@ -64,16 +64,18 @@ class Looking(Visit):
 
     @property
     def button(self) -> Any:
-        return self.page.get_by_role("button", name="Add images")
+        return self.page.get_by_role("button", name="Add images or files")
 
     @property
     def strip(self) -> Any:
         """The images that are not sent yet."""
-        return self.page.get_by_role("list", name="Images of the message").get_by_role("listitem")
+        return self.page.get_by_role("list", name="Images and files of the message").get_by_role(
+            "listitem"
+        )
 
     @property
     def news(self) -> Any:
-        return self.page.locator("#image-news")
+        return self.page.locator("#attached-news")
 
     def sent_images(self, turn: int = 0) -> list[Seen]:
         """Return the images in a turn of the last request, and check that its other parts are before them."""
@@ -121,7 +123,7 @@ def files_in(folder: Path, **contents: bytes) -> list[Path]:
 
 def test_what_is_picked_is_sent_in_order_and_shown(looking: Looking) -> None:
     looking.pick(file("a.png", png(30, 20, RED)), file("b.png", png(20, 30, BLUE)))
-    expect(looking.news).to_have_text("2 images added.")
+    expect(looking.news).to_have_text("a.png, b.png added.")
     # Picked again: those of before stay.
     looking.pick(file("a.png", png(30, 20, GREEN)))
     expect(looking.strip).to_have_count(3)
@@ -148,7 +150,8 @@ def test_what_is_picked_is_sent_in_order_and_shown(looking: Looking) -> None:
 
 def test_the_other_field_of_a_card_also_says_that_a_model_takes_images(visit: Looking) -> None:
     visit.let_see(capabilities=["completion", "vision"])
-    expect(visit.button).to_be_visible()
+    visit.pick(file("a.png", png(1, 1)))
+    expect(visit.news).to_have_text("a.png added.")
 
 
 def test_images_need_no_text(looking: Looking) -> None:
@@ -217,7 +220,7 @@ def test_an_image_is_pasted_and_a_text_stays_one(looking: Looking) -> None:
     looking.page.evaluate(COPY_IMAGE, content)
     looking.page.locator("#prompt").focus()
     looking.page.keyboard.press("Control+V")
-    expect(looking.news).to_have_text("1 image added.")
+    expect(looking.news).to_have_text("image.png added.")
     assert looking.page.evaluate(PASTE_BOTH) is True  # the browser's own doing
     looking.ask("What is it?")
     (image,) = looking.sent_images()
@@ -225,8 +228,8 @@ def test_an_image_is_pasted_and_a_text_stays_one(looking: Looking) -> None:
 
 
 def test_files_are_dropped_anywhere_on_the_page(looking: Looking, tmp_path: Path) -> None:
-    target = looking.page.get_by_text("Drop images here")
-    paths = files_in(tmp_path, red=png(5, 5, RED), none=b"no image", blue=png(6, 6, BLUE))
+    target = looking.page.get_by_text("Drop images, texts or PDFs here")
+    paths = files_in(tmp_path, red=png(5, 5, RED), none=b"\x89PNG", blue=png(6, 6, BLUE))
     looking.drag(paths, "dragEnter", "dragOver")
     expect(target).to_be_visible()
     # It leaves the window.
@@ -234,24 +237,27 @@ def test_files_are_dropped_anywhere_on_the_page(looking: Looking, tmp_path: Path
     expect(target).to_be_hidden()
     looking.drag(paths, "dragEnter", "dragOver", "drop")
     expect(target).to_be_hidden()
-    expect(looking.news).to_have_text("2 images added. none.png cannot be read as an image.")
+    expect(looking.news).to_have_text(
+        "red.png, blue.png added."
+        " none.png left out: neither an image nor a PDF nor a text in UTF-8."
+    )
     looking.ask("What are these?")
     assert [image.width for image in looking.sent_images()] == [5, 6]
 
 
 def test_an_image_is_removed_by_keyboard(looking: Looking) -> None:
     looking.pick(*(file(f"{side}.png", png(side, side)) for side in (1, 2, 3)))
-    expect(looking.news).to_have_text("3 images added.")
+    expect(looking.news).to_have_text("1.png, 2.png, 3.png added.")
     remove = looking.page.get_by_role("button", name="Remove image")
     looking.page.get_by_role("button", name="Remove image 2 of 3").focus()
     looking.page.keyboard.press("Enter")
-    expect(looking.news).to_have_text("Image removed, 2 left.")
+    expect(looking.news).to_have_text("Removed, 2 left.")
     # The focus goes to the next one.
     expect(looking.page.get_by_role("button", name="Remove image 2 of 2")).to_be_focused()
     looking.page.keyboard.press("Enter")
     expect(remove).to_be_focused()
     looking.page.keyboard.press("Enter")
-    expect(looking.news).to_have_text("Image removed, none left.")
+    expect(looking.news).to_have_text("Removed, none left.")
     expect(looking.page.locator("#prompt")).to_be_focused()
     looking.pick(file("1.png", png(1, 1)), file("2.png", png(2, 2)))
     looking.page.get_by_role("button", name="Remove image 1 of 2").click()
@@ -265,7 +271,7 @@ def test_a_conversation_takes_as_many_as_the_server_does(visit: Looking) -> None
     visit.ask("What are these?")
     visit.pick(*(file(f"{side}.png", png(side, side)) for side in (3, 4, 5)))
     expect(visit.news).to_have_text(
-        "1 image added. A conversation takes 3 images at most: 2 left out."
+        "3.png added. 4.png, 5.png left out: a conversation takes 3 images at most."
     )
     expect(visit.strip).to_have_count(1)
 
@@ -273,7 +279,7 @@ def test_a_conversation_takes_as_many_as_the_server_does(visit: Looking) -> None
 def test_there_is_a_limit_where_the_server_states_none(looking: Looking) -> None:
     looking.pick(*(file(f"{i}.png", png(1, 1)) for i in range(33)))
     expect(looking.news).to_have_text(
-        "32 images added. A conversation takes 32 images at most: 1 left out."
+        "32 files added. 32.png left out: a conversation takes 32 images at most."
     )
     expect(looking.strip).to_have_count(32)
 
@@ -281,11 +287,11 @@ def test_there_is_a_limit_where_the_server_states_none(looking: Looking) -> None
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
-        ({"capabilities": ["completion"]}, f"{MODEL} takes text only."),
-        ({"architecture": {"input_modalities": ["text"]}}, f"{MODEL} takes text only."),
+        ({"capabilities": ["completion"]}, f"{MODEL} takes text only"),
+        ({"architecture": {"input_modalities": ["text"]}}, f"{MODEL} takes text only"),
         (
             {"capabilities": None, "architecture": None},
-            f"The server does not say that {MODEL} takes images.",
+            f"The server does not say that {MODEL} takes images",
         ),
     ],
     ids=["capabilities", "modalities", "unsaid"],
@@ -294,12 +300,11 @@ def test_a_model_of_texts_gets_no_images(
     visit: Looking, tmp_path: Path, card: dict[str, Any], reason: str
 ) -> None:
     visit.let_see(**card)
-    expect(visit.button).to_be_hidden()
     paths = files_in(tmp_path, red=png(5, 5))
     visit.drag(paths, "dragEnter", "dragOver")
-    expect(visit.page.locator("#drop")).to_have_text(reason)
+    expect(visit.page.locator("#drop")).to_have_text("Drop texts or PDFs here")
     visit.drag(paths, "drop")
-    expect(visit.news).to_have_text(reason)
+    expect(visit.news).to_have_text(f"red.png left out: {reason}.")
     expect(visit.strip).to_have_count(0)
     visit.ask("What is it?")
     assert visit.bodies[0]["messages"] == [{"role": "user", "content": "What is it?"}]
@@ -313,7 +318,10 @@ def test_what_was_added_waits_for_a_model_that_takes_it(visit: Looking) -> None:
     other = {"data": [{"id": MODEL, "capabilities": ["completion"]}]}
     visit.page.route(MODELS, lambda route: route.fulfill(json=other))
     visit.picker.focus()
-    expect(visit.button).to_be_hidden()
+    # It has the list.
+    visit.page.wait_for_function(
+        "import('/web/models.js').then(({ models, takesImages }) => takesImages(models()[0]) === false)"
+    )
     visit.send("What is it?")
     expect(visit.news).to_have_text(f"{MODEL} takes text only.")
     expect(visit.page.get_by_role("textbox", name="Message")).to_have_value("What is it?")
@@ -413,7 +421,7 @@ def test_a_phone_has_room_for_images(chromium: Any, server: Server) -> None:
         files = [file(f"{i}.png", png(40 + i, 40)) for i in range(12)]
         visit.pick(*files)
         expect(visit.strip).to_have_count(12)
-        names = ("Add images", "Remove image 1 of 12", "Image 1 of 12", "Send")
+        names = ("Add images or files", "Remove image 1 of 12", "Image 1 of 12", "Send")
         for name in names:
             box = visit.page.get_by_role("button", name=name, exact=True).bounding_box()
             assert min(box["width"], box["height"]) >= 44, name

@@ -35,7 +35,7 @@ def test_all_can_be_done_by_keyboard(visit: Visit) -> None:
     visit.wait_for_text("0 1 2 3")
     keyboard.press("Escape")
     expect(visit.fault).to_contain_text("Stopped.")
-    for name in ("Regenerate", "Copy", "Try again", "Continue"):
+    for name in ("Add images or files", "Regenerate", "Copy", "Try again", "Continue"):
         keyboard.press("Shift+Tab")
         assert focused(visit) == name
 

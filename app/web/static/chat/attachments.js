@@ -1,22 +1,27 @@
-// The images that go with the next message: picked, pasted or dropped.
+// The images and files that go with the next message: picked, pasted or dropped.
 
 import { $, h, iconButton, setText } from "../dom.js";
-import { modelOf, onModels, takesImages } from "../models.js";
-import { onChange, settings } from "../settings.js";
+import { modelOf, takesImages } from "../models.js";
+import { settings } from "../settings.js";
+import { chips, nameOf, readFile } from "./messages/files.js";
 import { readImage, thumbnails } from "./messages/images.js";
 
 // Of a conversation, where the server does not say how many a request may have.
 const MAX_IMAGES = 32;
+// Of a conversation: files, and bytes, which are within the body of a request as base64.
+const MAX_FILES = 100;
+const MAX_BYTES = 23 << 20;
 
 export class Attachments {
   #images = [];
-  #numSent;
+  #files = [];
+  #sent;
   #read = Promise.resolve();
 
-  /** `numSent()`: how many images the conversation has without these. */
-  constructor(numSent) {
-    this.#numSent = numSent;
-    const files = $("image-files");
+  /** `sent()`: the images and files that the conversation has without these. */
+  constructor(sent) {
+    this.#sent = sent;
+    const files = $("attached-files");
     $("attach").addEventListener("click", () => files.click());
     files.addEventListener("change", () => {
       this.#add(files.files);
@@ -26,24 +31,24 @@ export class Attachments {
     document.addEventListener("dragover", (event) => this.#onDrag(event));
     document.addEventListener("dragleave", ({ relatedTarget }) => { $("drop").hidden ||= !relatedTarget; });
     document.addEventListener("drop", (event) => this.#onDrop(event));
-    for (const follow of [onModels, onChange]) follow(() => { $("attach").hidden = refusal() !== ""; });
   }
 
   /** Wait for those that are still read; return whether there is something to send, with `text`, to the chosen model. */
   async isReady(text) {
     await this.#read;
     const fault = this.#images.length && refusal();
-    if (fault) this.#tell(fault);
-    return !fault && (text() !== "" || this.#images.length > 0);
+    if (fault) this.#tell(`${fault}.`);
+    return !fault && (text() !== "" || $("attached").children.length > 0);
   }
 
-  /** The images, which are the caller's from now on. */
+  /** The images and files, which are the caller's from now on. */
   take() {
-    const images = this.#images;
+    const attached = { images: this.#images, files: this.#files };
     this.#images = [];
+    this.#files = [];
     this.#show();
     this.#tell("");
-    return images;
+    return attached;
   }
 
   #onPaste(event) {
@@ -61,7 +66,7 @@ export class Attachments {
     event.preventDefault();
     if (!isChatSeen()) event.dataTransfer.dropEffect = "none";
     else $("drop").hidden = false;
-    setText($("drop"), refusal() || "Drop images here");
+    setText($("drop"), `Drop ${refusal() ? "" : "images, "}texts or PDFs here`);
   }
 
   #onDrop(event) {
@@ -77,43 +82,48 @@ export class Attachments {
   }
 
   async #readAll(files) {
-    const news = [refusal()];
-    const most = modelOf(settings.model)?.max_images ?? MAX_IMAGES;
-    let numAdded = 0;
-    for (const [i, file] of news[0] ? [] : files.entries()) {
-      if (this.#numSent() + this.#images.length >= most) {
-        news.push(`A conversation takes ${most} images at most: ${files.length - i} left out.`);
-        break;
-      }
-      try {
-        this.#images.push(await readImage(file));
-        numAdded += 1;
-        this.#show();
-      } catch {
-        news.push(`${file.name} cannot be read as an image.`);
-      }
+    const news = new Map(); // names, by what has become of them
+    for (const file of files) {
+      const outcome = await this.#readOne(file).then(() => "added", ({ message }) => `left out: ${message}`);
+      news.set(outcome, [...news.get(outcome) ?? [], nameOf(file)]);
+      this.#show();
     }
-    if (numAdded) news.unshift(`${counted(numAdded)} added.`);
-    this.#tell(news.filter(Boolean).join(" "));
+    this.#tell([...news].map(([outcome, names]) => `${listed(names)} ${outcome}.`).join(" "));
   }
 
-  #remove(image) {
-    const i = this.#images.indexOf(image);
-    this.#images.splice(i, 1);
+  /** Rejects with the reason if it cannot be sent. */
+  async #readOne(file) {
+    const image = file.type.startsWith("image/") && await readImage(file).catch(() => null);
+    if (image && refusal()) throw new Error(refusal());
+    const all = [...this.#sent(), ...this.#images, ...this.#files];
+    const num = all.filter((one) => Boolean(image) === one instanceof Blob).length;
+    const most = image ? modelOf(settings.model)?.max_images ?? MAX_IMAGES : MAX_FILES;
+    if (num >= most) throw new Error(`a conversation takes ${most} ${image ? "images" : "files"} at most`);
+    const numBytes = all.reduce((sum, one) => sum + (one.blob ?? one).size, (image || file).size);
+    if (numBytes > MAX_BYTES) throw new Error(`a conversation takes ${MAX_BYTES >> 20} MiB at most`);
+    if (image) this.#images.push(image);
+    else this.#files.push(await readFile(file));
+  }
+
+  #remove(i) {
+    const numImages = this.#images.length;
+    if (i < numImages) this.#images.splice(i, 1);
+    else this.#files.splice(i - numImages, 1);
     this.#show();
-    this.#tell(`Image removed, ${this.#images.length || "none"} left.`);
     const buttons = $("attached").querySelectorAll(".icon");
+    this.#tell(`Removed, ${buttons.length || "none"} left.`);
     (buttons[i] ?? buttons[i - 1] ?? $("prompt")).focus();
   }
 
   #show() {
     const images = this.#images;
-    $("attached").replaceChildren(...thumbnails(images).map((thumbnail, i) => h("li", {}, thumbnail,
-      iconButton("delete", `Remove image ${i + 1} of ${images.length}`, () => this.#remove(images[i])))));
+    const names = [...images.map((_, i) => `image ${i + 1} of ${images.length}`), ...this.#files.map(({ name }) => name)];
+    $("attached").replaceChildren(...[...thumbnails(images), ...chips(this.#files)].map((shown, i) =>
+      h("li", {}, shown, iconButton("delete", `Remove ${names[i]}`, () => this.#remove(i)))));
   }
 
   #tell(text) {
-    setText($("image-news"), text);
+    setText($("attached-news"), text);
   }
 }
 
@@ -121,10 +131,10 @@ export class Attachments {
 function refusal() {
   const takes = takesImages(modelOf(settings.model));
   const name = settings.model || "this model";
-  if (takes === undefined) return `The server does not say that ${name} takes images.`;
-  return takes ? "" : `${name} takes text only.`;
+  if (takes === undefined) return `The server does not say that ${name} takes images`;
+  return takes ? "" : `${name} takes text only`;
 }
 
-const counted = (number) => `${number} image${number === 1 ? "" : "s"}`;
+const listed = (names) => (names.length > 3 ? `${names.length} files` : names.join(", "));
 
 const isChatSeen = () => !$("chat").hidden && !document.querySelector("dialog[open]");

@@ -10,7 +10,7 @@ import { CallRunner } from "./call_runner.js";
 import { Composer } from "./composer.js";
 import { ConversationList } from "./conversations/conversation_list.js";
 import {
-  assistantMessage, bothOf, choose, loadAll, newConversation, onChangeElsewhere, remove, save, serverToolMessage, titleOf,
+  assistantMessage, attachedTo, bothOf, choose, loadAll, newConversation, onChangeElsewhere, remove, save, serverToolMessage, titleOf,
   toolMessage, unansweredCalls, userMessage,
 } from "./conversations/conversations.js";
 import { factsOf, linkTo, readLink } from "./conversations/share.js";
@@ -39,12 +39,12 @@ export class ChatView {
     remove: (conversation) => this.#remove(conversation),
   });
   #composer = new Composer({
-    send: (text, images) => this.#send(userMessage(text, images)),
+    send: (text, attached) => this.#send(userMessage(text, attached)),
     canSend: () => !this.#running.has(this.#shown),
-    numImages: () => this.#shown.messages.flatMap(({ images }) => images ?? []).length,
+    sent: () => attachedTo(this.#shown),
   });
   #messages = new MessageList({
-    edit: (message, text) => this.#restart(message, userMessage(text, message.images)),
+    edit: (message, text) => this.#restart(message, userMessage(text, message)),
     regenerate: (message) => this.#regenerate(message),
     proceed: (message) => this.#proceed(message),
     respond: (message, call, text) => this.#respond(message, call, text),
@@ -157,7 +157,7 @@ export class ChatView {
     const conversation = this.#shown;
     if (!this.#conversations.includes(conversation)) this.#conversations.unshift(conversation);
     session.set(SHOWN, conversation.id);
-    conversation.title ||= titleOf(message.content || "Images");
+    conversation.title ||= titleOf(message.content || message.files[0]?.name || "Images");
     conversation.messages.push(message);
     this.#write();
   }

@@ -13,9 +13,9 @@ export class Composer {
   #prompt = $("prompt");
   #attachments;
 
-  /** `send(text, images)`; `canSend()`: no response is awaited; `numImages()`: those that the conversation has. */
-  constructor({ send, canSend, numImages }) {
-    this.#attachments = new Attachments(numImages);
+  /** `send(text, attached)`; `canSend()`: no response is awaited; `sent()`: what the conversation has. */
+  constructor({ send, canSend, sent }) {
+    this.#attachments = new Attachments(sent);
     $("composer").addEventListener("submit", async (event) => {
       event.preventDefault();
       const text = () => this.#prompt.value.trim();

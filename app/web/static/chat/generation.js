@@ -88,10 +88,13 @@ async function turnsOf(message) {
   return [turn];
 }
 
-async function contentOf({ content, images }) {
-  if (!images?.length) return content;
+async function contentOf({ content, images = [], files = [] }) {
+  if (!images.length && !files.length) return content;
   const urls = await Promise.all(images.map(dataUrl));
   return [
+    // First: so they are in the cached prefix of another question.
+    ...await Promise.all(files.map(async ({ name, blob }) => (
+      { type: "file", file: { filename: name, file_data: await dataUrl(blob) } }))),
     ...(content ? [{ type: "text", text: content }] : []),
     ...urls.map((url) => ({ type: "image_url", image_url: { url } })),
   ];

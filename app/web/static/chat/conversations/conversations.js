@@ -1,7 +1,7 @@
 // Conversations: what they consist of, and IndexedDB, where they are kept.
 //
 // A message is {role: "user" | "assistant" | "tool", content, status}, and besides
-//   of the user: images (Blobs; older ones have none)
+//   of the user: images (Blobs), files: [{name, blob}]; older ones have none
 //   of the assistant: reasoning, calls: [{id, name, arguments, server (which has the tool)}], error, finishReason,
 //     usage, tokensPerSecond, firstTokenSeconds, reasoningSeconds, model, asked (the model that was asked), note,
 //     isJson, rival (such a message of another model, which answers the same)
@@ -68,6 +68,10 @@ export function newConversation() {
 /** A message, and the one of another model beside it. */
 export const bothOf = (message) => (message.rival ? [message, message.rival] : [message]);
 
+/** The images and files that requests of a conversation have. */
+export const attachedTo = ({ messages }) => messages.filter(({ role }) => role === "user")
+  .flatMap(({ images = [], files = [] }) => [...images, ...files]);
+
 /** The calls of a message that have no result, and may still get one. */
 export function unansweredCalls({ messages }, message) {
   const later = messages.slice(messages.indexOf(message) + 1);
@@ -89,7 +93,8 @@ export function choose({ messages }, message, chosen) {
 // `crypto.randomUUID` is there in secure contexts only.
 const newId = () => `${Date.now().toString(36)}-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
 
-export const userMessage = (content, images = []) => ({ role: "user", content, images, status: "done" });
+export const userMessage = (content, { images = [], files = [] } = {}) =>
+  ({ role: "user", content, images, files, status: "done" });
 export const toolMessage = (callId, content) => ({ role: "tool", callId, content, status: "done" });
 export const serverToolMessage = ({ id, name }, { text, images }) =>
   ({ role: "tool", callId: id, content: text, name, images, status: "done" });

@@ -1,11 +1,12 @@
 // Conversations as a file, and from one: nothing of a file is taken that this page has not written itself.
 
 import { assistantMessage, bothOf, newConversation, titleOf } from "./conversations.js";
+import { readFile } from "../messages/files.js";
 import { dataUrl, readImage } from "../messages/images.js";
 import { readGiven } from "./share.js";
 
 const VERSION = 1;
-// Bytes of a file; conversations of one, messages of one of these, images and calls of one of these.
+// Bytes of a file; conversations of one, messages of one of these, images, files and calls of one of these.
 const MAX_BYTES = 1 << 26;
 const MAX_CONVERSATIONS = 1000;
 const MAX_MESSAGES = 10_000;
@@ -23,11 +24,12 @@ export async function exportAll(conversations) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
-async function asWritten({ role, content, callId, name, reasoning, calls, model, asked, images, rival }) {
+async function asWritten({ role, content, callId, name, reasoning, calls, model, asked, images, files, rival }) {
   return {
     role, content, callId, name, reasoning, model, asked,
     ...(calls && { calls: calls.map((call) => ({ id: call.id, name: call.name, arguments: call.arguments })) }),
     ...(images?.length && { images: await Promise.all(images.map(dataUrl)) }),
+    ...(files?.length && { files: await Promise.all(files.map(async ({ name, blob }) => ({ name, data: await dataUrl(blob) }))) }),
     ...(rival && { rival: await asWritten(rival) }),
   };
 }
@@ -67,7 +69,7 @@ async function messageOf(item) {
   object(item, "message");
   const { role } = item;
   const content = text(item, "content");
-  if (role === "user") return { role, content, images: await imagesOf(item), status: "done" };
+  if (role === "user") return { role, content, images: await imagesOf(item), files: await filesOf(item), status: "done" };
   if (role === "tool") {
     const name = item.name === undefined ? {} : { name: text(item, "name") };
     return { role, callId: text(item, "callId"), content, ...name, images: await imagesOf(item), status: "done" };
@@ -86,15 +88,23 @@ const callOf = (item) =>
   ({ id: text(item, "id"), name: text(item, "name"), arguments: text(item, "arguments") });
 
 /** The images, as the browser draws them anew. */
-async function imagesOf({ images = [] }) {
-  return Promise.all(list(images, MAX_PARTS, "images").map(async (url) => {
-    const [, type, data] = /^data:(image\/(?:png|jpeg));base64,([A-Za-z0-9+/=]+)$/.exec(url) ?? [];
-    try {
-      return await readImage(new Blob([Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0))], { type }));
-    } catch {
-      throw new Error("an image is none");
-    }
-  }));
+const imagesOf = ({ images = [] }) => partsOf(images, "images", (url) => readImage(blobOf(url)));
+
+const filesOf = ({ files = [] }) => partsOf(files, "files", (item) =>
+  readFile(new File([blobOf(item.data)], text(item, "name"))));
+
+const partsOf = (items, name, read) => Promise.all(list(items, MAX_PARTS, name).map(async (item) => {
+  try {
+    return await read(item);
+  } catch {
+    throw new Error(`one of its ${name} is none`);
+  }
+}));
+
+function blobOf(url) {
+  const [head, data] = url.split(";base64,");
+  const [, type] = /^data:(image\/png|image\/jpeg|text\/plain|application\/pdf)$/.exec(head);
+  return new Blob([Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0))], { type });
 }
 
 function list(value, most, name) {

@@ -1,6 +1,7 @@
 // Images: from the files that a user has to what is kept, sent and shown.
 
-import { $, h, iconButton } from "../../dom.js";
+import { h } from "../../dom.js";
+import { view } from "./viewer.js";
 
 // Pixels.  Models look at no more, and a request has all images of its conversation.
 const MAX_SIDE = 2048;
@@ -36,17 +37,9 @@ export const dataUrl = (blob) => new Promise((resolve, reject) => {
 /** A button for each image, which shows it in full. */
 export const thumbnails = (blobs) => blobs.map((blob, i) => {
   const label = `Image ${i + 1} of ${blobs.length}`;
-  const on = { click: () => view(blob, label) };
+  const on = { click: () => view(label, pictureOf(blob, label)) };
   return h("button", { type: "button", class: "thumb", "aria-haspopup": "dialog", on }, pictureOf(blob, label));
 });
-
-function view(blob, label) {
-  const dialog = $("viewer");
-  dialog.setAttribute("aria-label", label);
-  dialog.replaceChildren(pictureOf(blob, label), iconButton("delete", "Close"));
-  dialog.onclick = () => dialog.close();
-  dialog.showModal();
-}
 
 function pictureOf(blob, alt) {
   const src = URL.createObjectURL(blob);

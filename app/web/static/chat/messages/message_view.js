@@ -3,6 +3,7 @@
 import { copyButton, h, iconButton, setText } from "../../dom.js";
 import { waitFor } from "../../models.js";
 import { bothOf } from "../conversations/conversations.js";
+import { chips } from "./files.js";
 import { thumbnails } from "./images.js";
 import { MarkdownStream } from "./markdown_stream.js";
 
@@ -19,12 +20,12 @@ export function viewOf(message, actions) {
 
 class UserView {
   element = h("li", { class: "message user" });
-  #images;
+  #attached;
 
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.#images = h("div", { class: "images" }, ...thumbnails(message.images ?? []));
+    this.#attached = h("div", { class: "images" }, ...thumbnails(message.images ?? []), ...chips(message.files ?? []));
     this.#show();
   }
 
@@ -34,7 +35,7 @@ class UserView {
     const { content } = this.message;
     this.element.replaceChildren(
       h("h2", { class: "sr-only", text: "You" }),
-      this.#images,
+      this.#attached,
       content ? h("div", { class: "bubble", text: content }) : "",
       h("div", { class: "tools" },
         iconButton("edit", "Edit", () => this.#edit()),
@@ -51,7 +52,7 @@ class UserView {
     };
     const save = (event) => {
       event.preventDefault();
-      if (area.value.trim() || this.#images.children.length) this.actions.edit(this.message, area.value.trim());
+      if (area.value.trim() || this.#attached.children.length) this.actions.edit(this.message, area.value.trim());
     };
     const onKey = (event) => {
       if (event.key === "Escape") {
@@ -60,7 +61,7 @@ class UserView {
       } else if (event.target === area && event.key === "Enter" && !event.shiftKey && !event.isComposing) save(event);
     };
     this.element.replaceChildren(
-      this.#images,
+      this.#attached,
       h("form", { class: "edit", on: { submit: save, keydown: onKey } }, area,
         h("div", { class: "actions" },
           h("span", { class: "hint", text: "What follows is replaced." }),
