@@ -16,7 +16,7 @@ from app.storage.batches import StoredBatch
 from app.storage.database import Database
 from app.storage.files import Draft, FileLimits, StoredFile
 from app.storage.quota import NoRoomForFile
-from app.storage.responses import StoreLimits
+from app.storage.limits import StoreLimits
 from app.storage.storage import open_folder
 
 
