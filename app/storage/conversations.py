@@ -305,5 +305,5 @@ def _find_item(database: sqlite3.Connection, conversation_id: str, item_id: str)
         (conversation_id, item_id),
     ).fetchone()
     if row is None:
-        raise ItemMissing
+        raise ItemMissing(item_id)
     return row
