@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -26,6 +26,9 @@ router = APIRouter(
     responses=ERROR_RESPONSES,
 )
 
+# These have no status in a conversation, though they have one in the input of a response.
+_WITHOUT_STATUS: Final = ("custom_tool_call", "custom_tool_call_output")
+
 _Include = list[Includable] | None
 
 
@@ -48,6 +51,8 @@ class ItemWriter:
 
     def item(self, body: str) -> Item:
         item: Item = json.loads(body)
+        if item["type"] in _WITHOUT_STATUS:
+            item.pop("status", None)
         if self._sealer is not None and item["type"] == "reasoning":
             text = "".join(part["text"] for part in item.get("content") or item["summary"])
             item.setdefault("encrypted_content", self._sealer.seal(REASONING, text))
