@@ -1,6 +1,7 @@
 """The stored responses of one client."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final
 
@@ -53,6 +54,7 @@ class OwnResponses:
         turn: of the response in its conversation; it ends with the response, whose items join the conversation.
 
         Raises:
+            Unavailable: its items cannot join the conversation.
             OSError: it cannot be stored.
         """
 
@@ -61,7 +63,8 @@ class OwnResponses:
             self._store.put(self._owner, response.id, stored)
 
         # To its end: the response of a cancelled task must not be replaced by this one later.
-        await in_thread(put)
+        with _reported(response, turn):
+            await in_thread(put)
 
     async def remember(
         self,
@@ -76,7 +79,7 @@ class OwnResponses:
         Its items join its conversation all the same, as OpenAI's do.
 
         Raises:
-            OSError: they cannot be stored.
+            Unavailable: they cannot.
         """
         if self._latest is None and turn is None:
             return
@@ -87,7 +90,8 @@ class OwnResponses:
                 self._store.conversations.finish(stored.addition)
             return stored
 
-        stored = await in_thread(remember)
+        with _reported(response, turn):
+            stored = await in_thread(remember)
         if self._latest is not None:
             self._latest.response_id, self._latest.stored = response.id, stored
 
@@ -142,6 +146,15 @@ class OwnResponses:
             return resolver.resolved(before, items, param)
 
         return await prepared(self._request, resolve)
+
+
+def _reported(
+    response: ResponseObject, turn: ConversationTurn | None
+) -> AbstractContextManager[None]:
+    """Return what fails a response whose items do not join its conversation, as the next one would miss them."""
+    if turn is None or response.status not in _JOINING:
+        return nullcontext()
+    return conversation_errors(turn.conversation_id)
 
 
 def _to_store(

@@ -1,10 +1,12 @@
 """Responses that go on from a conversation and add to it: whole, streamed, in the background, over a WebSocket."""
 
 import asyncio
+import json
 from typing import Any, Final
 
 import pytest
 
+from app.storage.conversations import ConversationStore
 from app.storage.database import StorageError
 from app.storage.responses import ResponseStore, StoredResponse
 from app.storage.seal import Sealer
@@ -266,22 +268,44 @@ async def test_a_client_that_leaves_adds_nothing() -> None:
         assert await texts_of(server, conversation_id) == ["Hi", "Bye"]
 
 
-async def test_a_response_that_cannot_be_stored_adds_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("store", [True, False])
+async def test_a_response_fails_whose_items_cannot_be_stored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, store: bool
 ) -> None:
+    """One on its own is returned all the same; here the next one would miss a turn."""
+
     def fail(*_: object) -> None:
         raise StorageError("responses.sqlite: database or disk is full")
 
     async with served() as server:
         conversation_id = await begin(server, user("Hi"))
+        fields: dict[str, Any] = {"conversation": conversation_id, "store": store}
         with monkeypatch.context() as patched:
-            patched.setattr(ResponseStore, "put", fail)
-            answer = await response(server, conversation=conversation_id)
-        assert answer["status"] == "completed"
+            patched.setattr(ConversationStore, "finish_in", fail)
+            whole = await respond(server, **fields)
+            streamed = await respond(server, stream=True, **fields)
         assert await texts_of(server, conversation_id) == ["Hi"]
-        await response(server, "Two", conversation=conversation_id)
+        await response(server, "Two", **fields)
         assert await texts_of(server, conversation_id) == ["Hi", "Two", "Hello!"]
-    assert "a response is not stored: " in caplog.text
+    assert (whole.status_code, whole.json()["error"]["code"]) == (503, "unavailable")
+    last = json.loads(streamed.text.strip().rpartition("data: ")[2])
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["message"] == "conversations cannot be stored at present"
+    assert "a conversation is not stored: " in caplog.text
+
+
+async def test_a_response_in_the_background_that_cannot_be_stored_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("responses.sqlite: database or disk is full")
+
+    monkeypatch.setattr(ConversationStore, "finish_in", fail)
+    async with served() as server:
+        conversation_id = await begin(server)
+        begun = await response(server, conversation=conversation_id, background=True)
+        assert (await until_finished(server, begun["id"]))["status"] == "failed"
+        await add(server, conversation_id, "Hi")
 
 
 # One at a time
