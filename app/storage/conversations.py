@@ -19,7 +19,7 @@ from app.storage.limits import StoreLimits
 # As many as a request may have.
 MAX_ITEMS: Final = 8192
 
-# An item is found by its conversation and, in their order, by the number, which ends each entry of an index.
+# The entries of an index end with the rowid, here the number, so that items come out in their order.
 TABLES: Final = """
 CREATE TABLE conversations (
     id TEXT PRIMARY KEY,
@@ -210,9 +210,18 @@ class ConversationStore:
 
     def items(self, owner: str, conversation_id: str) -> list[str]:
         """Return all items."""
-        return list(
-            self.page(owner, conversation_id, after=None, limit=_LAST - 1, order="asc").items
-        )
+        page = self.page(owner, conversation_id, after=None, limit=_LAST - 1, order="asc")
+        return list(page.items)
+
+    def num_characters(self, owner: str, conversation_id: str) -> int:
+        """Return how long all items are."""
+        with self._found(owner, conversation_id) as (database, _):
+            (total,) = database.execute(
+                "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM conversation_items "
+                "WHERE conversation_id = ?",
+                (conversation_id,),
+            ).fetchone()
+        return int(total)
 
     def use(self, turn: ConversationTurn) -> None:
         """Begin the time for which a conversation is kept again, which shows also that the disk is not full."""
@@ -223,15 +232,17 @@ class ConversationStore:
         """Add the items of a turn to what is left of its conversation, and end it."""
         with self._database.transaction() as database:
             self.finish_in(database, addition)
+            self.drop_old(database, addition.turn.owner)
 
     def finish_in(self, database: sqlite3.Connection, addition: Addition) -> None:
-        """Do what `finish` does within a transaction; what comes next begins after it."""
+        """Do what `finish` does within a transaction, but for what is dropped; the next turn sees all of it."""
         turn, items = addition
         if _find(database, turn.owner, turn.conversation_id, self._oldest()) is not None:
-            self._insert(database, turn.owner, turn.conversation_id, items)
+            self._insert(database, turn.conversation_id, items)
         turn.close()
 
     def drop_old(self, database: sqlite3.Connection, owner: str) -> None:
+        """Drop conversations that are too old, and those of an owner that are too many."""
         limits = self._limits
         database.execute("DELETE FROM conversations WHERE used < ?", (self._oldest(),))
         database.execute(_DROP_UNUSED, (owner, limits.max_responses, limits.max_bytes))
@@ -249,23 +260,21 @@ class ConversationStore:
             raise ItemsRefused(f"a conversation has at most {MAX_ITEMS} items")
         if repeated := known.intersection(items):
             raise ItemsRefused(f"the conversation has an item with the id {min(repeated)!r}")
-        self._insert(database, owner, conversation_id, items)
+        self._insert(database, conversation_id, items)
         (num_bytes,) = database.execute(
             "SELECT num_bytes FROM conversations WHERE id = ?", (conversation_id,)
         ).fetchone()
         if num_bytes > self._limits.max_bytes:
             raise ItemsRefused(f"a conversation has at most {self._limits.max_bytes} bytes")
+        self.drop_old(database, owner)
 
-    def _insert(
-        self, database: sqlite3.Connection, owner: str, conversation_id: str, items: Items
-    ) -> None:
+    def _insert(self, database: sqlite3.Connection, conversation_id: str, items: Items) -> None:
         database.executemany(
             "INSERT INTO conversation_items (conversation_id, id, body) VALUES (?, ?, ?)",
             [(conversation_id, item_id, body) for item_id, body in items.items()],
         )
         grown = sum(len(body.encode()) for body in items.values())
         self._use(database, conversation_id, grown)
-        self.drop_old(database, owner)
 
     def _use(self, database: sqlite3.Connection, conversation_id: str, grown: int) -> None:
         database.execute(

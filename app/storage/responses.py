@@ -169,9 +169,9 @@ class ResponseStore:
             )
             _put_items(database, response_id, response)
             _put_images(database, owner, response_id, response)
-            self._drop_old(database, owner, now)
             if response.addition is not None:
                 self.conversations.finish_in(database, response.addition)
+            self._drop_old(database, owner, now)
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """Return a response, without the items of its output and its events."""

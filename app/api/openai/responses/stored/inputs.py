@@ -28,23 +28,17 @@ class StoredInput(NamedTuple):
     joining: Mapping[str, str] = MappingProxyType({})
 
 
-def listed(items: Iterable[InputItem]) -> dict[str, Item]:
-    """Return items by their ids; one whose id is there already gets another, as pages end at ids."""
+def stored_input(items: Iterable[InputItem], num_before: int | None = None) -> StoredInput:
+    """Return the list of items; one whose id is there already gets another, as pages end at ids.
+
+    num_before: how many are of a conversation, which the others join; None if there is none.
+    """
     stored: dict[str, Item] = {}
     for item in items:
         fields = item.to_stored()
         if fields["id"] in stored:
             fields = item.model_copy(update={"id": None}).to_stored()
         stored[fields["id"]] = fields
-    return stored
-
-
-def stored_input(items: Iterable[InputItem], num_before: int | None = None) -> StoredInput:
-    """Return the list of items.
-
-    num_before: how many are of a conversation, which the others join; None if there is none.
-    """
-    stored = listed(items)
     new = () if num_before is None else islice(stored.items(), num_before, None)
     joining = {item_id: json.dumps(item) for item_id, item in new}
     images: dict[str, str] = {}

@@ -93,9 +93,11 @@ class Resolver:
         return self._previous(before.id)
 
     def _conversation(self, conversation_id: str) -> list[Item]:
+        conversations, key = self._store.conversations, (self._owner, conversation_id)
         with conversation_errors(conversation_id):
-            bodies = self._store.conversations.items(self._owner, conversation_id)
-        self._count(sum(map(len, bodies)))
+            # It may be longer than what there is memory for.
+            self._count(conversations.num_characters(*key))
+            bodies = conversations.items(*key)
         items = [json.loads(body) for body in bodies]
         self._known_ids = {item["id"] for item in items}
         return _after_compaction(items)
