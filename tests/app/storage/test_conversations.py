@@ -1,10 +1,13 @@
 """Stored conversations: whose they are, how many, for how long, and whose turn it is."""
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from signal import SIGKILL
+from typing import Any, Final
 
 import pytest
 
@@ -211,6 +214,35 @@ def test_a_response_is_stored_with_what_it_adds_or_not_at_all(
     assert store.items("me", "c") == ["a", "b"]
 
 
+_KILLED: Final = """
+import os, signal, sys
+from pathlib import Path
+from app.storage.conversations import Addition, ConversationStore
+from app.storage.responses import ResponseStore, StoredResponse
+
+class Killed(ConversationStore):
+    def finish_in(self, database, addition):
+        super().finish_in(database, addition)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+responses = ResponseStore(folder=Path(sys.argv[1]))
+store = responses.conversations
+store.create("me", "c", "{}", {"a": "a"})
+store.__class__ = Killed
+addition = Addition(store.turns.take("me", "c"), {"b": "b"})
+responses.put("me", "r", StoredResponse("{}", "[]", True, addition=addition))
+"""
+
+
+def test_a_kill_before_the_commit_leaves_neither(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)
+    assert done.returncode == -SIGKILL
+    with closing(ResponseStore(folder=tmp_path)) as responses:
+        assert responses.get("me", "r") is None
+        assert responses.conversations.items("me", "c") == ["a"]
+        responses.conversations.turns.take("me", "c").close()
+
+
 def test_a_conversation_that_is_deleted_meanwhile_gets_nothing(
     responses: ResponseStore, store: ConversationStore
 ) -> None:
@@ -225,7 +257,7 @@ def test_a_conversation_that_is_deleted_meanwhile_gets_nothing(
 
 # Versions
 
-_VERSION_5 = """
+_VERSION_5: Final = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, num_bytes INTEGER NOT NULL,
     is_finished INTEGER NOT NULL, body TEXT NOT NULL, input TEXT NOT NULL, events BLOB
