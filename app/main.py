@@ -22,14 +22,12 @@ from app.api.ollama import (
 from app.api.openai.batches import router as batches
 from app.api.openai.chat import router as chat
 from app.api.openai.completions import router as completions
+from app.api.openai.conversations import items_router as conversation_items, router as conversations
 from app.api.openai.decisions import router as decisions
 from app.api.openai.embeddings import router as embeddings
 from app.api.openai.files import router as files
-from app.api.openai.responses import (
-    router as responses,
-    socket as response_socket,
-    stored_router as stored_responses,
-)
+from app.api.openai.responses import router as responses, socket as response_socket
+from app.api.openai.responses.stored import router as stored_responses
 from app.api.ops import docs, events, health, metrics as metrics_endpoint
 from app.api.scoring import router as scoring
 from app.api.systemone import router as systemone
@@ -78,6 +76,8 @@ _ENDPOINTS: Final[Sequence[ModuleType]] = (
     responses,
     stored_responses,
     response_socket,
+    conversations,
+    conversation_items,
     files,
     batches,
     messages,

@@ -150,24 +150,25 @@ class Settings(EngineSettings):
     )
     response_store: Literal["sqlite", "memory"] = Field(
         default="sqlite",
-        description="Where responses with `store: true` are kept: in the folder, or as long as the server "
-        "runs.",
+        description="Where responses with `store: true` and conversations are kept: in the folder, or as long as the "
+        "server runs.",
     )
     max_stored_responses: int = Field(
         default=1000,
         ge=1,
-        description="Most stored responses of one API key; older ones are dropped.",
+        description="Most stored responses of one API key, and most conversations; older ones are dropped.",
     )
     max_stored_mib: int = Field(
         default=256,
         ge=1,
-        description="Most MiB of stored responses of one API key, with their inputs; older ones are dropped.",
+        description="Most MiB of stored responses of one API key, with their inputs, and most of conversations; older "
+        "ones are dropped.",
     )
     stored_response_ttl: float = Field(
         default=2_592_000.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds for which a response is stored.",
+        description="Seconds for which a response is stored, and a conversation after its last use.",
     )
     max_file_mib: int = Field(
         default=512, ge=1, description="Largest file that a client may upload, in MiB."

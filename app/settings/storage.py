@@ -9,7 +9,8 @@ from app.storage.batch_storage import BatchStorage
 from app.storage.data_dir import default_data_dir
 from app.storage.files import FileLimits
 from app.storage.folder_lock import FolderInUse
-from app.storage.responses import ResponseStore, StoreLimits
+from app.storage.limits import StoreLimits
+from app.storage.responses import ResponseStore
 from app.storage.storage import Storage, open_folder
 
 logger = logging.getLogger(__name__)

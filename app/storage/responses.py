@@ -1,4 +1,4 @@
-"""The store of responses that clients asked to keep (`store`), in SQLite.
+"""The store of responses that clients asked to keep (`store`), and of conversations, in SQLite.
 
 Each response of a conversation has all the input before it, but an image of an owner is there once.
 
@@ -12,13 +12,19 @@ from pathlib import Path
 from time import time
 from typing import Any, Final
 
+from app.storage.conversations import TABLES, Addition, ConversationStore
 from app.storage.database import Database
+from app.storage.limits import StoreLimits
 
 _FILE: Final = "responses.sqlite"
 
-# A database of another version is dropped: responses are stored for some time only.
-_SCHEMA_VERSION: Final = 5
+# A database of a version without an upgrade is dropped: responses are stored for some time only.
+_SCHEMA_VERSION: Final = 6
+_VERSION: Final = f"PRAGMA user_version = {_SCHEMA_VERSION}"
+_UPGRADES: Final = {5: f"{TABLES}{_VERSION}"}
 _SCHEMA: Final = f"""
+DROP TABLE IF EXISTS conversation_items;
+DROP TABLE IF EXISTS conversations;
 DROP TABLE IF EXISTS image_uses;
 DROP TABLE IF EXISTS images;
 DROP TABLE IF EXISTS items;
@@ -60,7 +66,7 @@ WHEN NOT EXISTS (SELECT 1 FROM image_uses WHERE image = OLD.image)
 BEGIN
     DELETE FROM images WHERE number = OLD.image;
 END;
-PRAGMA user_version = {_SCHEMA_VERSION}
+{TABLES}{_VERSION}
 """
 
 # The newest response stays, however large it is.  An image counts with the newest one that has it.
@@ -85,15 +91,6 @@ DELETE FROM responses WHERE id IN (
 
 
 @dataclass(frozen=True, slots=True)
-class StoreLimits:
-    """How many responses and bytes are kept for each owner, and for how many seconds."""
-
-    max_responses: int = 1000
-    max_age: float = 30 * 86_400.0
-    max_bytes: int = 1 << 28
-
-
-@dataclass(frozen=True, slots=True)
 class StoredResponse:
     """A response as JSON; an unfinished one is being generated, or its server has crashed.
 
@@ -101,6 +98,7 @@ class StoredResponse:
     output: its output items by id, which `body` contains as well.
     images: the URLs of images that `input` names, by their SHA-256 in hexadecimal.
     events: the events of its stream, compressed, if clients may ask for them again.
+    addition: what it adds to a conversation, in the same transaction.
     """
 
     body: str
@@ -109,6 +107,7 @@ class StoredResponse:
     output: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
     events: bytes | None = None
+    addition: Addition | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -124,6 +123,8 @@ class ResponseStore:
     """Stores the latest responses of each owner for some time.
 
     An owner sees only their own responses.
+
+    conversations: those of each owner.
     """
 
     def __init__(
@@ -139,7 +140,9 @@ class ResponseStore:
         """
         self._limits: Final = limits
         self._clock: Final = clock
-        self._database: Final = Database(None if folder is None else folder / _FILE, _SCHEMA)
+        path = None if folder is None else folder / _FILE
+        self._database: Final = Database(path, _SCHEMA, upgrades=_UPGRADES)
+        self.conversations: Final = ConversationStore(self._database, limits, clock)
 
     def put(self, owner: str, response_id: str, response: StoredResponse) -> None:
         """Add or replace a response, and drop those that are too old or too many.
@@ -166,6 +169,8 @@ class ResponseStore:
             )
             _put_items(database, response_id, response)
             _put_images(database, owner, response_id, response)
+            if response.addition is not None:
+                self.conversations.finish_in(database, response.addition)
             self._drop_old(database, owner, now)
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
@@ -223,6 +228,7 @@ class ResponseStore:
         limits = self._limits
         database.execute("DELETE FROM responses WHERE created < ?", (now - limits.max_age,))
         database.execute(_DROP_OLDEST, (owner, limits.max_responses, limits.max_bytes))
+        self.conversations.drop_old(database, owner)
 
     def _find(
         self, database: sqlite3.Connection, query: str, key: str, owner: str

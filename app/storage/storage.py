@@ -8,7 +8,8 @@ from typing import Final
 from app.storage.batch_storage import DEFAULT_LIMITS, BatchStorage
 from app.storage.files import FileLimits
 from app.storage.folder_lock import FolderLock
-from app.storage.responses import ResponseStore, StoreLimits
+from app.storage.limits import StoreLimits
+from app.storage.responses import ResponseStore
 from app.storage.seal import Sealer, load_key
 
 _BATCHES: Final = "batches"

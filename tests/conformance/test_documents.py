@@ -150,6 +150,46 @@ def test_custom_tools_and_stored_responses(server: Server) -> None:
     assert deleted == {"id": whole["id"], "object": "response", "deleted": True}
 
 
+ITEMS: Final[list[dict[str, Any]]] = [
+    {"role": "developer", "content": "Be brief."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": QUESTION},
+            {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+            {"type": "input_file", "file_id": "file-1"},
+        ],
+    },
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+    {"role": "assistant", "content": "Paris."},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "2"},
+    {"type": "custom_tool_call", "call_id": "2", "name": "say", "input": "x"},
+    {"type": "custom_tool_call_output", "call_id": "2", "output": "y"},
+    {"type": "compaction", "encrypted_content": "x"},
+]
+
+
+def test_conversations(server: Server) -> None:
+    begun = httpx.post(f"{server.url}/v1/conversations", json={"metadata": {"k": "v"}}).json()
+    check(openai(), begun, "ConversationResource")
+    path = f"/v1/conversations/{begun['id']}"
+    check(openai(), get(server, path), "ConversationResource")
+    fields = {"input": QUESTION, "conversation": begun["id"], "max_output_tokens": 4}
+    check(openai(), post(server, "/v1/responses", **fields).json(), "Response")
+    query = "?include[]=reasoning.encrypted_content"
+    added = httpx.post(f"{server.url}{path}/items{query}", json={"items": ITEMS}).json()
+    check(openai(), added, "ConversationItemList")
+    listed = get(server, f"{path}/items{query}")
+    check(openai(), listed, "ConversationItemList")
+    assert len(listed["data"]) == 2 + len(ITEMS)
+    item = f"{path}/items/{listed['first_id']}"
+    check(openai(), get(server, item), "ConversationItem")
+    check(openai(), httpx.delete(f"{server.url}{item}").json(), "ConversationResource")
+    deleted = httpx.delete(f"{server.url}{path}").json()
+    check(openai(), deleted, "DeletedConversationResource")
+
+
 CLAUDES: Final[list[dict[str, Any]]] = [
     {},
     {"system": "Be brief.", "stop_sequences": ["Paris"]},

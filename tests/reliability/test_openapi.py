@@ -17,7 +17,15 @@ from schemathesis.schemas import APIOperation, BaseSchema
 
 from scripts.server_process import Server
 from tests.support.batches import BATCHES, FILES
-from tests.support.hostile.apis import CHAT, COMPLETIONS, COUNT, MESSAGES, RENDER, RESPONSES
+from tests.support.hostile.apis import (
+    CHAT,
+    COMPLETIONS,
+    CONVERSATIONS,
+    COUNT,
+    MESSAGES,
+    RENDER,
+    RESPONSES,
+)
 from tests.support.weekly import WEEK, weekly
 
 pytestmark = pytest.mark.timeout(240)
@@ -25,6 +33,7 @@ pytestmark = pytest.mark.timeout(240)
 # Others each week.
 NUM_EXAMPLES: Final = [4, pytest.param(30, marks=pytest.mark.slow)]
 MODEL: Final = "smollm2-135m-instruct"
+CONVERSATION: Final = f"{CONVERSATIONS}/{{conversation_id}}"
 INPUT_TOKENS: Final = f"{RESPONSES}/input_tokens"
 TIMEOUT: Final = 30.0
 MAX_ANSWER: Final = 2048
@@ -37,10 +46,19 @@ OPERATIONS: Final = [
     f"POST {COUNT}",
     f"POST {RESPONSES}",
     f"POST {INPUT_TOKENS}",
+    f"POST {RESPONSES}/compact",
     f"GET {RESPONSES}/{{response_id}}",
     f"DELETE {RESPONSES}/{{response_id}}",
     f"GET {RESPONSES}/{{response_id}}/input_items",
     f"POST {RESPONSES}/{{response_id}}/cancel",
+    f"POST {CONVERSATIONS}",
+    f"GET {CONVERSATION}",
+    f"POST {CONVERSATION}",
+    f"DELETE {CONVERSATION}",
+    f"POST {CONVERSATION}/items",
+    f"GET {CONVERSATION}/items",
+    f"GET {CONVERSATION}/items/{{item_id}}",
+    f"DELETE {CONVERSATION}/items/{{item_id}}",
     *(f"POST {path}" for path in OLLAMA),
     "GET /api/tags",
     "GET /api/ps",
@@ -99,6 +117,7 @@ SERVED: Final[dict[str, dict[str, Any]]] = {
     COUNT: {"messages": [{"role": "user", "content": "Hi"}]},
     RESPONSES: {"input": "Hi"},
     INPUT_TOKENS: {"input": "Hi"},
+    CONVERSATIONS: {"items": [{"role": "user", "content": "Hi"}]},
     "/api/chat": {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]},
     "/api/generate": {"model": MODEL, "prompt": "Hi"},
     "/v1/embeddings": {"input": "Hi"},

@@ -59,6 +59,11 @@ def check_encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(check_encodable)]
+Id = Annotated[Text, Field(min_length=1, max_length=256)]
+Metadata = Annotated[
+    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
+    Field(max_length=16),
+]
 CacheSalt = Annotated[Text, Field(min_length=1, max_length=1024)]
 # Calls may come from other servers, which name them freely.
 GivenName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(check_encodable)]

@@ -11,6 +11,8 @@ from starlette.types import Scope
 
 from app.http.errors.formats import ErrorReport, error_format
 from app.http.errors.invalid_requests import (
+    ConversationLocked,
+    ConversationNotFound,
     InvalidEncryptedContent,
     InvalidImage,
     ItemNotFound,
@@ -69,6 +71,8 @@ ERROR_SPECS: Final[dict[type[BaseException], ErrorSpec]] = {
     PreviousResponseNotFound: ErrorSpec(400, code="previous_response_not_found"),
     InvalidEncryptedContent: ErrorSpec(400, code="invalid_encrypted_content"),
     InvalidImage: ErrorSpec(400, code="invalid_image"),
+    ConversationNotFound: ErrorSpec(404, code="not_found"),
+    ConversationLocked: ErrorSpec(400, code="conversation_locked"),
     ItemNotFound: ErrorSpec(404),
     ModelNotFound: ErrorSpec(404, code="model_not_found"),
     ModelTooLarge: ErrorSpec(400, code="model_too_large"),

@@ -12,9 +12,10 @@ from PIL import Image
 from pydantic import SecretStr, TypeAdapter
 
 from app.api.openai.responses.items.input_items import CompactionTrigger, ItemReference, parse_item
-from app.api.openai.responses.stored import stored_input, stored_items
+from app.api.openai.responses.stored.inputs import stored_input, stored_items
 from app.storage.responses import StoredResponse
 from tests.support.batches import chat_line, records, run
+from tests.support.conversations import begin, items_of
 from tests.support.fake_images import (
     FakeProcessor,
     Seeing,
@@ -198,6 +199,23 @@ async def test_an_image_of_a_conversation_is_stored_once() -> None:
     assert Seeing.prompts[-1].count("(3)(5)") == 3
     images = [item["content"][1]["image_url"] for item in listed if item["role"] == "user"]
     assert images == [URL3] * 3
+
+
+async def test_a_conversation_has_its_images_whole() -> None:
+    async with seeing() as server:
+        asked = user(input_text("One"), input_image())
+        begun = await begin(server, asked)
+        asked = user(input_text("Two"), input_image(URL5))
+        first = await post(server, RESPONSES, conversation=begun, input=[asked])
+        second = await post(server, RESPONSES, conversation=begun, input="Three")
+        items = await items_of(server, begun)
+        stored = server.service.storage.responses.get("", second["id"])
+    assert first["status"] == "completed"
+    assert [prompt.count("(3)") + prompt.count("(5)") for prompt in Seeing.prompts] == [2, 2]
+    urls = [part.get("image_url") for item in items for part in item["content"]]
+    assert list(filter(None, urls)) == [URL3, URL5]
+    assert stored is not None
+    assert sorted(stored.images.values()) == sorted([URL3, URL5])
 
 
 def test_an_image_of_a_host_is_stored_as_its_url() -> None:

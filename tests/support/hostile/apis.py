@@ -11,6 +11,7 @@ from app.api.llama_cpp.request import InfillRequest
 from app.api.ollama.request import ChatRequest, GenerateRequest
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.completions.request import CompletionRequest
+from app.api.openai.conversations.schemas import ConversationCreation
 from app.api.openai.decisions.request import DecisionRequest
 from app.api.openai.responses.request import ResponseRequest
 from app.api.systemone.request import SystemOneRequest
@@ -23,6 +24,7 @@ MESSAGES: Final = "/v1/messages"
 COUNT: Final = "/v1/messages/count_tokens"
 RESPONSES: Final = "/v1/responses"
 COMPACT: Final = "/v1/responses/compact"
+CONVERSATIONS: Final = "/v1/conversations"
 DECISIONS: Final = "/v1/decisions"
 SYSTEM_ONE: Final = "/v1/systemone"
 INFILL: Final = "/infill"
@@ -35,6 +37,7 @@ REQUESTS: Final[dict[str, type[BaseModel]]] = {
     MESSAGES: MessagesRequest,
     RESPONSES: ResponseRequest,
     COMPACT: ResponseRequest,
+    CONVERSATIONS: ConversationCreation,
     DECISIONS: DecisionRequest,
     SYSTEM_ONE: SystemOneRequest,
     INFILL: InfillRequest,
@@ -57,6 +60,7 @@ SHORT: Final = {
     ).encode(),
     RESPONSES: json.dumps({"input": SECRET}).encode(),
     COMPACT: json.dumps({"input": SECRET, "max_output_tokens": 1}).encode(),
+    CONVERSATIONS: json.dumps({"items": [{"role": "user", "content": SECRET}]}).encode(),
     DECISIONS: json.dumps(
         {"input": SECRET, "questions": [{"type": "predicate", "instructions": "Is it jam?"}]}
     ).encode(),

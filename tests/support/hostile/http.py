@@ -2,7 +2,14 @@
 
 from typing import Final
 
-from tests.support.hostile.apis import CHAT, COUNT, MESSAGES, RESPONSES, chat
+from tests.support.hostile.apis import (
+    CHAT,
+    CONVERSATIONS,
+    COUNT,
+    MESSAGES,
+    RESPONSES,
+    chat,
+)
 from tests.support.hostile.wire import head, post
 
 _PATHS: Final = [
@@ -36,6 +43,7 @@ _METHODS: Final = {
     MESSAGES: ["GET", "PUT", "DELETE", "OPTIONS"],
     COUNT: ["GET", "FOO"],
     RESPONSES: ["GET", "PUT", "PATCH", "OPTIONS", "TRACE", "FOO"],
+    CONVERSATIONS: ["GET", "PUT", "DELETE", "FOO"],
     "/": ["PUT", "POST"],
     "/health": ["POST", "PUT"],
     "/tokenize": ["GET"],
@@ -68,7 +76,7 @@ _NO_HTTP: Final = {
     "a chunk that is none": head("POST", CHAT, "Transfer-Encoding: chunked") + b"zzzz\r\n",
     "a chunk below zero": head("POST", CHAT, "Transfer-Encoding: chunked") + b"-1\r\n",
 }
-# Paths below `/v1/responses`, of which nothing is stored.
+# Paths below `/v1/responses` and `/v1/conversations`, of which nothing is stored.
 _NOT_STORED: Final = [
     "resp_1",
     "resp_1?stream=true",
@@ -77,6 +85,12 @@ _NOT_STORED: Final = [
     "resp_1/input_items?limit=-1",
     "resp_1/input_items?order=up",
     "resp_1/input_items?after=%ed%a0%80",
+    "conv_1",
+    "conv_1/items",
+    "conv_1/items?limit=-1",
+    "conv_1/items?include[]=a",
+    "conv_1/items?after=%ed%a0%80",
+    "conv_1/items/%ed%a0%80",
     "%00",
     "%ff",
     "%ed%a0%80",
@@ -96,11 +110,11 @@ def paths() -> Requests:
 
 def not_stored() -> Requests:
     found: Requests = {}
-    for name in _NOT_STORED:
-        path = f"{RESPONSES}/{name}"
+    for path in (f"{api}/{name}" for api in (RESPONSES, CONVERSATIONS) for name in _NOT_STORED):
         for method in ("GET", "DELETE"):
             found[f"{method} {path[:40]}"] = (path, head(method, path))
         found[f"cancel {path[:40]}"] = (path, post(f"{path}/cancel", b""))
+        found[f"update {path[:40]}"] = (path, post(path, b'{"metadata": {}, "items": []}'))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from tests.support.hostile.apis import (
     CHAT,
     COMPLETIONS,
+    CONVERSATIONS,
     MESSAGES,
     RESPONSES,
     SECRET,
@@ -106,12 +107,14 @@ _SERVED: Final[dict[str, list[Fields]]] = {
             "tool_choice": {"type": "function", "name": "f"},
         },
     ],
+    CONVERSATIONS: [{"items": [_USER, _ITEM], "metadata": {"k": "a"}}],
 }
 _REST: Final[dict[str, Fields]] = {
     CHAT: {"messages": [_USER], "max_tokens": 1},
     COMPLETIONS: {"prompt": SECRET, "max_tokens": 1},
     MESSAGES: {"messages": [_USER], "max_tokens": 1},
     RESPONSES: {"input": SECRET, "max_output_tokens": 1},
+    CONVERSATIONS: {},
 }
 # Fields that only a request has that is served no more, or by an earlier answer.
 _MORE: Final[dict[str, list[Fields]]] = {
@@ -124,6 +127,8 @@ _MORE: Final[dict[str, list[Fields]]] = {
     ],
     RESPONSES: [
         {"model": "a", "previous_response_id": "a"},
+        {"conversation": "conv_a"},
+        {"conversation": {"id": "conv_a"}},
         {"input": [{"id": "a"}, _ITEM | {"namespace": "a"}]},
         {"input": [_USER | {"id": "a", "status": "a"}, _REASONING | {"encrypted_content": "a"}]},
         {"input": [_REASONING | {"content": [{"type": "reasoning_text", "text": "a"}]}]},

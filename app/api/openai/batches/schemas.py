@@ -5,14 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, field_validator
 
 from app.api.schemas.base import RequestModel
-from app.api.schemas.fields import Text, field_error
+from app.api.schemas.fields import Id, Metadata, field_error
 from app.batches.work import Counts
 from app.storage.batches import StoredBatch
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 _MAX_WINDOW = 30 * 86_400
-
-_Id = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class ExpiresAfter(RequestModel):
@@ -21,18 +19,12 @@ class ExpiresAfter(RequestModel):
 
 
 class BatchRequest(RequestModel):
-    input_file_id: _Id
-    endpoint: _Id
+    input_file_id: Id
+    endpoint: Id
     completion_window: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[mhd]$")] = Field(
         default="24h", description="Minutes, hours or days, up to 30 days: `24h`."
     )
-    metadata: (
-        Annotated[
-            dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
     @field_validator("completion_window")

@@ -209,7 +209,7 @@ class DecisionRequest(PromptCacheFields, QueueOptions):
 
     def attachments(self) -> Mapping[str, Attachment]:
         """Return the images and files of the input, by their marks."""
-        return attachments(self.input, 0)
+        return attachments(self.input)
 
     def to_questions(self) -> list[Question]:
         return [each.to_question(f"questions.{i}") for i, each in enumerate(self.questions)]

@@ -54,15 +54,18 @@ def to_conversation(
     )
 
 
-def attachments(items: Sequence[InputItem], num_before: int) -> Mapping[str, Attachment]:
+def attachments(
+    items: Sequence[InputItem], num_before: int = 0, before: str = ""
+) -> Mapping[str, Attachment]:
     """Return the images and files of items, by their marks.
 
-    num_before: how many items are of earlier responses; they come first.
+    num_before: how many items are in what the request goes on from; they come first.
+    before: the field that names it.
     """
     found: dict[str, Attachment] = {}
     for index, item in enumerate(items, -num_before):
         name, text = _content(item)
-        param = f"input.{index}.{name}" if index >= 0 else "previous_response_id"
+        param = f"input.{index}.{name}" if index >= 0 else before
         found |= attachments_in(text, param)
     return found
 
@@ -74,10 +77,12 @@ def _content(item: InputItem) -> tuple[str, str]:
     return "output", item.output if isinstance(item, CallOutputItem) else ""
 
 
-def unsealed(items: Sequence[InputItem], sealer: Sealer, num_before: int = 0) -> list[InputItem]:
+def unsealed(
+    items: Sequence[InputItem], sealer: Sealer, num_before: int = 0, before: str = ""
+) -> list[InputItem]:
     """Return the items with the text of sealed reasoning as its content, and summaries as messages.
 
-    num_before: how many items are of earlier responses; they come first.
+    num_before, before: see `attachments`.
 
     Raises:
         InvalidEncryptedContent: it was not sealed here.
@@ -86,22 +91,22 @@ def unsealed(items: Sequence[InputItem], sealer: Sealer, num_before: int = 0) ->
     reasoning, summaries = Unsealer(sealer, REASONING), Unsealer(sealer, SUMMARY)
     found: list[InputItem] = []
     for index, item in enumerate(items, -num_before):
+        param = before if index < 0 else f"input.{index}.encrypted_content"
         if isinstance(item, ReasoningItem) and item.encrypted_content is not None:
-            text = _unsealed(item.encrypted_content, reasoning, index)
+            text = _unsealed(item.encrypted_content, reasoning, param)
             found.append(item.model_copy(update={"content": text}))
         elif isinstance(item, CompactionItem):
-            text = _unsealed(item.encrypted_content, summaries, index)
+            text = _unsealed(item.encrypted_content, summaries, param)
             found.append(MessageItem(role="user", content=summary_message(text)))
         else:
             found.append(item)
     return found
 
 
-def _unsealed(value: str, unsealer: Unsealer, index: int) -> str:
+def _unsealed(value: str, unsealer: Unsealer, param: str) -> str:
     try:
         return unsealer.unseal(value)
     except ForgedValue:
-        param = "previous_response_id" if index < 0 else f"input.{index}.encrypted_content"
         raise InvalidEncryptedContent(param) from None
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from app.api.openai.responses.items.input_items import InputItems, all_tools
 from app.api.openai.responses.items.tools import (
@@ -11,6 +11,7 @@ from app.api.openai.responses.items.tools import (
     check_not_alone,
     check_tool_choice,
 )
+from app.api.openai.responses.stored.references import Before
 from app.api.openai.schemas.prompt_cache import PromptCacheFields, ResponseCacheOptions
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs, ThinkingTokens
@@ -18,7 +19,9 @@ from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import (
     INT32_MAX,
     CacheSalt,
+    Id,
     JsonSchema,
+    Metadata,
     Seed,
     StopStringList,
     Text,
@@ -30,15 +33,12 @@ from app.parsing.output_format import GrammarSpec
 from app.prompts.render import DEFAULT_RESERVED, Truncation
 from batching import Priority, json_object_grammar, json_schema_grammar
 
-_MAX_METADATA: Final = 16
-
 LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 # Fields of other APIs that would change the output.
 _UNSUPPORTED: Final[Defaults] = {
     "prompt": (),
-    "conversation": (),
     "context_management": ([],),
     "moderation": (),
     "n": (1,),
@@ -48,7 +48,30 @@ _UNSUPPORTED: Final[Defaults] = {
     "response_format": (),
 }
 
-_Id = Annotated[Text, Field(min_length=1, max_length=256)]
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+
+class ConversationReference(RequestModel):
+    id: Id
+
+
+def _conversation_id(value: Any) -> Any:
+    return ConversationReference.model_validate(value).id if isinstance(value, dict) else value
+
+
+_ConversationId = Annotated[
+    Annotated[Id, Field(pattern=r"^conv_")],
+    BeforeValidator(_conversation_id, json_schema_input_type=str | ConversationReference),
+]
 
 
 class TextFormat(RequestModel):
@@ -129,7 +152,11 @@ class ResponseRequest(PromptCacheFields):
     model: Text | None = Field(default=None, description="The default model if left out.")
     input: InputItems = Field(default_factory=list)
     instructions: Text | None = None
-    previous_response_id: _Id | None = None
+    previous_response_id: Id | None = None
+    conversation: _ConversationId | None = Field(
+        default=None,
+        description="The items of the response join it; no other response may meanwhile.",
+    )
     tools: ToolList = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -150,23 +177,10 @@ class ResponseRequest(PromptCacheFields):
     text: TextConfig = Field(default_factory=TextConfig)
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
-    include: list[
-        Literal[
-            "file_search_call.results",
-            "web_search_call.results",
-            "web_search_call.action.sources",
-            "message.input_image.image_url",
-            "computer_call_output.output.image_url",
-            "code_interpreter_call.outputs",
-            "reasoning.encrypted_content",
-            "message.output_text.logprobs",
-        ]
-    ] = Field(default_factory=list, max_length=64)
+    include: list[Includable] = Field(default_factory=list, max_length=64)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] = "disabled"
-    metadata: dict[
-        Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]
-    ] = Field(default_factory=dict, max_length=_MAX_METADATA)
+    metadata: Metadata = Field(default_factory=dict)
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] = (
         "auto"
     )
@@ -185,14 +199,14 @@ class ResponseRequest(PromptCacheFields):
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:
-        if not self.input and self.instructions is None and self.previous_response_id is None:
+        if not self.input and self.instructions is None and self.before is None:
             raise field_error("there is nothing to respond to", "input")
         return self
 
     @model_validator(mode="after")
     def _check_tool_choice(self) -> Self:
-        # With an earlier response, tools may be among its items.
-        if self.previous_response_id is None:
+        # Tools may be among the items that it goes on from.
+        if self.before is None:
             names = all_tools(self.tools, self.input)
             check_not_alone(self.tools, names, self.tool_choice)
             check_tool_choice(names, self.tool_choice)
@@ -200,11 +214,22 @@ class ResponseRequest(PromptCacheFields):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise field_error("this cannot be used with previous_response_id", "conversation")
         if self.background and not self.store:
             raise field_error("this needs store: true", "background")
         if self.stream_options is not None and not self.stream:
             raise field_error("this needs stream: true", "stream_options")
         return self
+
+    @property
+    def before(self) -> Before | None:
+        """What it goes on from."""
+        if self.conversation is not None:
+            return Before("conversation", self.conversation)
+        if self.previous_response_id is not None:
+            return Before("previous_response_id", self.previous_response_id)
+        return None
 
     @property
     def queue_priority(self) -> Priority:

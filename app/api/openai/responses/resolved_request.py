@@ -18,10 +18,10 @@ from app.api.openai.responses.conversation import (
 )
 from app.api.openai.responses.event_writer import OutputOptions
 from app.api.openai.responses.items.input_items import CompactionTrigger, InputItem, all_tools
-from app.api.openai.responses.items.output_items import ResponseObject
+from app.api.openai.responses.items.output_items import ResponseConversation, ResponseObject
 from app.api.openai.responses.items.tools import CallableTool, check_tool_choice
 from app.api.openai.responses.request import ENCRYPTED_REASONING, ResponseRequest
-from app.api.openai.responses.stored import OwnResponses
+from app.api.openai.responses.stored.own import OwnResponses
 from app.api.openai.schemas.queue_options import served_tier
 from app.generation.job import GenerationJob
 from app.prompts.chat import PreparedChat, prepare_chat
@@ -35,10 +35,10 @@ from batching import InvalidRequest, ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request together with the items of the responses before it.
+    """A request together with the items that it goes on from.
 
-    items: the items of the responses before, and then those of the request.
-    num_before: how many are of responses before.
+    items: the items of the responses before or of the conversation, and then those of the request.
+    num_before: how many are not of the request.
     compacts: the conversation is to be summarized.
     tools: the tools that may be called, by the name that the model knows.
     """
@@ -53,7 +53,12 @@ class ResolvedRequest:
     @property
     def attachments(self) -> Mapping[str, Attachment]:
         """The images and files of all items, by their marks."""
-        return attachments(self.items, self.num_before)
+        return attachments(self.items, self.num_before, self._before)
+
+    @property
+    def _before(self) -> str:
+        """The field that names what it goes on from."""
+        return "" if (before := self.body.before) is None else before.param
 
     def conversation(self) -> Conversation:
         """Return the conversation; it takes as long as the reasoning that it unseals is long.
@@ -61,7 +66,7 @@ class ResolvedRequest:
         Raises:
             InvalidRequest: sealed reasoning is not from here, or too long in all.
         """
-        items = unsealed(self.items, self.sealer, self.num_before)
+        items = unsealed(self.items, self.sealer, self.num_before, self._before)
         return to_conversation(self.body, items, compacts=self.compacts)
 
     def prepare(self, model: ModelInfo, attached: Mapping[str, Attached]) -> PreparedChat:
@@ -96,7 +101,7 @@ class ResolvedRequest:
 
 
 async def resolve(request: Request, body: ResponseRequest) -> ResolvedRequest:
-    """Complete the input of a request by the items of the responses before it.
+    """Complete the input of a request by the items that it goes on from.
 
     Raises:
         RequestError: a response or an item that it names does not exist, or the choice names no tool.
@@ -104,7 +109,9 @@ async def resolve(request: Request, body: ResponseRequest) -> ResolvedRequest:
     given = body.input
     compacts = bool(given) and isinstance(given[-1], CompactionTrigger)
     given = given[:-1] if compacts else given
-    items = await OwnResponses(request).resolved(body.previous_response_id, given)
+    items = await OwnResponses(request).resolved(body.before, given)
+    if not items and body.instructions is None:
+        raise InvalidRequest("input", "there is nothing to respond to")
     tools = all_tools(body.tools, items)
     try:
         check_tool_choice(tools, body.tool_choice)
@@ -116,7 +123,7 @@ async def resolve(request: Request, body: ResponseRequest) -> ResolvedRequest:
 
 def new_response(body: ResponseRequest, job: GenerationJob) -> ResponseObject:
     """Return the response before its first token."""
-    choice = body.tool_choice
+    choice, conversation = body.tool_choice, body.conversation
     retention = body.prompt_cache_retention
     return ResponseObject(
         id=job.completion_id,
@@ -141,7 +148,7 @@ def new_response(body: ResponseRequest, job: GenerationJob) -> ResponseObject:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         store=body.store,
-        conversation=None,
+        conversation=None if conversation is None else ResponseConversation(id=conversation),
         reasoning=body.reasoning.echo(),
         safety_identifier=body.safety_identifier,
         service_tier=served_tier(body.service_tier),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Final, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -17,13 +17,15 @@ from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.resolved_request import ResolvedRequest, new_response, resolve
 from app.api.openai.responses.response_writer import ResponseWriter
 from app.api.openai.responses.run import ResponseRun, Save
-from app.api.openai.responses.stored import LATEST, OwnResponses, stored_input
+from app.api.openai.responses.stored.inputs import stored_input
+from app.api.openai.responses.stored.own import LATEST, OwnResponses
 from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, client_of, engine_for, prepared, take_ticket
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
 from app.parsing.formats.model_format import message_format
 from app.prompts.render import Attached, chat_prompt
+from app.storage.conversation_turns import ConversationTurn
 from batching import InvalidRequest, ModelInfo
 
 router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
@@ -55,10 +57,12 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
 async def _begin(
     request: Request, body: ResponseRequest, admitted: AdmittedRequest
 ) -> tuple[ResponseRun, ResolvedRequest]:
-    """Begin to generate a response."""
+    """Begin to generate a response, which has its turn in its conversation until it is stored."""
     # A WebSocket is kept alive without comments.
     has_comments = body.stream and LATEST not in request.scope["state"]
     engine = await engine_for(request, body.model, is_streamed=has_comments)
+    conversation = body.conversation
+    turn = None if conversation is None else await OwnResponses(request).take_turn(conversation)
     with _own_names():
         resolved = await resolve(request, body)
         attached = await attached_to(request, engine.model, resolved.attachments)
@@ -75,12 +79,14 @@ async def _begin(
         generation = await submit(engine, job, admitted)
     options = resolved.output_options(engine.grammars.token_bytes)
     writer = ResponseWriter(new_response(body, job), options)
-    return ResponseRun(generation, writer, _save(request, resolved)), resolved
+    return ResponseRun(generation, writer, _save(request, resolved, turn)), resolved
 
 
 @router.post("/v1/responses/compact", response_model=CompactedResponse)
 async def compact_conversation(body: ResponseRequest, request: Request) -> Response:
     """Return the messages of the user, and a summary of the whole conversation that is sealed."""
+    if body.conversation is not None:
+        raise InvalidRequest("conversation", "this is not supported; its items can be the input")
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
         given = [item for item in body.input if not isinstance(item, CompactionTrigger)]
         trigger = CompactionTrigger(type="compaction_trigger")
@@ -119,7 +125,7 @@ def _own_names() -> Iterator[None]:
         raise
 
 
-def _save(request: Request, resolved: ResolvedRequest) -> Save:
+def _save(request: Request, resolved: ResolvedRequest, turn: ConversationTurn | None) -> Save:
     """Return what keeps a response, if the client wants that.
 
     A line of a batch has its response in a file: by default it does not displace stored ones.
@@ -128,4 +134,8 @@ def _save(request: Request, resolved: ResolvedRequest) -> Save:
     is_line = client_of(request).is_batch and "store" not in body.model_fields_set
     own = OwnResponses(request)
     keep = own.remember if is_line or not body.store else own.put
-    return partial(keep, input_items=partial(stored_input, resolved.items))
+    if turn is None:
+        return partial(keep, input_items=partial(stored_input, resolved.items))
+    # A response in the background is stored twice, with the same ids of its items.
+    given = cache(partial(stored_input, resolved.items, resolved.num_before))
+    return partial(keep, input_items=given, turn=turn)

@@ -14,7 +14,8 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message
 
-from app.api.openai.responses.stored import LATEST, LatestResponse
+from app.api.openai.responses.stored.own import LATEST
+from app.api.openai.responses.stored.references import LatestResponse
 from app.http.inner_call import post
 from app.http.json_body import read_json
 

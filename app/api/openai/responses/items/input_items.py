@@ -212,7 +212,7 @@ class CompactionItem(_Item):
     encrypted_content: Text
 
     def to_stored(self) -> dict[str, Any]:
-        return {"id": self.id or new_item_id("cmp")} | self._own_fields()
+        return {"id": self.id or new_item_id("cmp")} | self._own_fields() | {"type": "compaction"}
 
 
 class CompactionTrigger(RequestModel):

@@ -122,6 +122,10 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseConversation(BaseModel):
+    id: str
+
+
 class ResponseObject(BaseModel):
     """The parameters of the request, and its results so far."""
 
@@ -147,7 +151,7 @@ class ResponseObject(BaseModel):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     store: bool = True
-    conversation: None = None
+    conversation: ResponseConversation | None = None
     reasoning: dict[str, Any]
     safety_identifier: str | None
     service_tier: str

@@ -127,6 +127,26 @@ def test_what_is_not_stored_is_of_its_connection_and_the_latest_one_only() -> No
         assert site.service.storage.responses.get("", second["id"]) is None
 
 
+@pytest.mark.parametrize("store", [True, False])
+def test_it_goes_on_from_a_conversation_and_adds_to_it(store: bool) -> None:
+    with serving() as site, site.open() as socket:
+        conversations = site.service.storage.responses.conversations
+        conversations.create("", "conv_1", "{}", {})
+        first = response(socket, "One", store=store, conversation="conv_1")
+        second = response(socket, "Two", store=store, conversation={"id": "conv_1"})
+        turn = conversations.turns.take("", "conv_1")
+        create(socket, conversation="conv_1")
+        assert error(socket) == (400, "conversation", "conversation_locked")
+        turn.close()
+        create(socket, conversation="conv_2")
+        assert error(socket) == (404, "conversation", "not_found")
+        items = [json.loads(item) for item in conversations.items("", "conv_1")]
+    assert second["conversation"] == {"id": "conv_1"}
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    texts = [item["content"][0]["text"] for item in items]
+    assert texts == ["One", "Hello!", "Two", "Hello!"]
+
+
 def test_a_request_that_generates_nothing_warms_the_cache() -> None:
     with serving() as site, site.open() as socket:
         warm = response(socket, "a" * 200, generate=False, store=False)

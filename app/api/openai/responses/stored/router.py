@@ -10,8 +10,10 @@ import anyio
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
+from app.api.openai.responses.items.item_list import ItemList
 from app.api.openai.responses.items.output_items import ResponseError, ResponseObject
-from app.api.openai.responses.stored import OwnResponses, StoredInput, stored_items
+from app.api.openai.responses.stored.inputs import StoredInput, stored_items
+from app.api.openai.responses.stored.own import OwnResponses
 from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.schemas.fields import INT32_MAX
 from app.api.serving import prepared, written
@@ -28,16 +30,6 @@ class DeletedResponse(BaseModel):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
-
-
-class InputItemList(BaseModel):
-    """The items of an input, those of earlier responses included."""
-
-    object: Literal["list"] = "list"
-    data: list[dict[str, Any]]
-    first_id: str
-    last_id: str
-    has_more: bool
 
 
 @router.get("", response_model=ResponseObject)
@@ -88,7 +80,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     return await _current(request, response_id)
 
 
-@router.get("/input_items", response_model=InputItemList)
+@router.get("/input_items", response_model=ItemList)
 async def list_input_items(
     response_id: str,
     request: Request,
@@ -103,12 +95,7 @@ async def list_input_items(
         items = stored_items(own.read(response_id))
         rest = _after(items if order == "asc" else items[::-1], after)
         page = rest[:limit]
-        return InputItemList(
-            data=page,
-            first_id=page[0]["id"] if page else "",
-            last_id=page[-1]["id"] if page else "",
-            has_more=len(rest) > limit,
-        ).model_dump_json()
+        return ItemList.of(page, has_more=len(rest) > limit).model_dump_json()
 
     return Response(await written(request, page), media_type="application/json")
 

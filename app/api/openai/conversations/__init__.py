@@ -1,0 +1,1 @@
+"""`/v1/conversations`: items that responses and clients add, and responses go on from."""

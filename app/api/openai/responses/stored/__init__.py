@@ -1,0 +1,1 @@
+"""Responses that are stored, and what requests go on from."""
