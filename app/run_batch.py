@@ -24,8 +24,8 @@ from app.observability.logs import print_stderr
 from app.server.stop_signals import stop_signals
 from app.server.watchdog import Watchdog
 from app.server_state import ServerState
+from app.storage.disk.in_thread import in_pieces
 from app.storage.files import Draft
-from app.storage.in_thread import in_pieces
 
 _PART: Final = ".part"
 _DRAFT: Final = ".draft"

@@ -22,8 +22,8 @@ from app.prompts.images.image_marks import Attachment, FileSource, ImageSource, 
 from app.prompts.render import Attached
 from app.server_state import server_state
 from app.settings import env_name
+from app.storage.disk.in_thread import in_thread
 from app.storage.files import StoredFile
-from app.storage.in_thread import in_thread
 from batching import InvalidRequest, ModelInfo
 
 # The limit in characters of an id that a message repeats.

@@ -18,9 +18,9 @@ from app.http.client import Client
 from app.observability.logs import logfmt
 from app.storage.batch_storage import BatchStorage
 from app.storage.batches import StoredBatch
+from app.storage.disk.in_thread import Pieces, in_pieces, in_thread
+from app.storage.disk.quota import NoRoomForFile
 from app.storage.files import StoredFile
-from app.storage.in_thread import Pieces, in_pieces, in_thread
-from app.storage.quota import NoRoomForFile
 from app.turns import Turns
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from typing import Final
 
 from app.batches.work import WorkFile
 from app.storage.batches import StoredBatch
+from app.storage.disk.in_thread import Pieces
 from app.storage.files import FileStore, StoredFile
-from app.storage.in_thread import Pieces
 
 _PURPOSE: Final = "batch_output"
 # Bytes that are written at once.

@@ -13,8 +13,8 @@ from app.batches.records import Record, bad_line_record, record_id, response_rec
 from app.batches.work import WorkFile
 from app.http.client import Client
 from app.http.inner_call import InnerResponse
-from app.storage.in_thread import in_thread
-from app.storage.quota import NoRoomForFile
+from app.storage.disk.in_thread import in_thread
+from app.storage.disk.quota import NoRoomForFile
 
 # Lines whose results are on their way to the disk; with more, no further ones are sent.
 _MAX_UNWRITTEN: Final = 256

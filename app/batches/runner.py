@@ -8,7 +8,7 @@ from app.batches.batch_run import BatchRun, BatchServices
 from app.batches.work import Counts
 from app.observability.logs import summarize_exception
 from app.storage.batches import StoredBatch
-from app.storage.in_thread import in_thread
+from app.storage.disk.in_thread import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from app.batches.lines import BadLine, Line, LineRules, NotJsonLines, parse_line, read_pieces
 from app.batches.records import Record, bad_line_record
 from app.batches.work import WorkFile
-from app.storage.in_thread import Pieces
+from app.storage.disk.in_thread import Pieces
 
 
 def validate(path: Path, batch_id: str, rules: LineRules, work: WorkFile) -> Pieces[int]:

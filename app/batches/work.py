@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from app.batches.records import Record
-from app.storage.database import Database
-from app.storage.quota import Charge
+from app.storage.disk.database import Database
+from app.storage.disk.quota import Charge
 
 _SCHEMA: Final = """
 DROP TABLE IF EXISTS results;

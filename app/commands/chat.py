@@ -13,7 +13,7 @@ from app.commands.errors import CommandError, RequestFailed
 from app.commands.models import choose_model
 from app.commands.server.server_address import Server, add_server_arguments, find_server
 from app.observability.logs import print_stderr
-from app.storage.data_dir import default_state_dir
+from app.storage.disk.data_dir import default_state_dir
 
 SUMMARY: Final = "talk with a model in the terminal; with a text or a pipe, answer once"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import StackSummary, walk_tb
 from typing import Final
 
-from app.storage.database import StorageError
+from app.storage.disk.database import StorageError
 
 # The logger of lines for the operator, which are shown at any level of the log.
 logger = logging.getLogger(__name__)

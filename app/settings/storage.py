@@ -6,11 +6,11 @@ from app.settings.keys import client_keys
 from app.settings.names import SettingsError, env_name
 from app.settings.settings import Settings
 from app.storage.batch_storage import BatchStorage
-from app.storage.data_dir import default_data_dir
+from app.storage.disk.data_dir import default_data_dir
+from app.storage.disk.folder_lock import FolderInUse
 from app.storage.files import FileLimits
-from app.storage.folder_lock import FolderInUse
-from app.storage.limits import StoreLimits
-from app.storage.responses import ResponseStore
+from app.storage.responses.limits import StoreLimits
+from app.storage.responses.store import ResponseStore
 from app.storage.storage import Storage, open_folder
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from time import time
 from typing import Final
 
 from app.storage.batches import BATCHES_SCHEMA, BatchStore
-from app.storage.database import Database
+from app.storage.disk.database import Database
 from app.storage.files import FILES_SCHEMA, FileLimits, FileStore
 
 _DATABASE: Final = "batches.sqlite"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
-from app.storage.database import Database
+from app.storage.disk.database import Database
 from app.storage.files import Page, StoredFile, insert_file
 
 FINAL: Final = frozenset({"completed", "failed", "expired", "cancelled"})

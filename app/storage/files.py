@@ -16,8 +16,8 @@ from pathlib import Path
 from time import time
 from typing import BinaryIO, Final, Generic, Literal, TypeVar
 
-from app.storage.database import Database, sync_folder
-from app.storage.quota import Account, Charge
+from app.storage.disk.database import Database, sync_folder
+from app.storage.disk.quota import Account, Charge
 
 T = TypeVar("T")
 Order = Literal["asc", "desc"]

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from app.storage.database import StorageError, sync_folder
+from app.storage.disk.database import StorageError, sync_folder
 
 _NUM_KEY_BYTES: Final = 32
 _NUM_SIGNATURE_BYTES: Final = 32

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from app.storage.batch_storage import DEFAULT_LIMITS, BatchStorage
+from app.storage.disk.folder_lock import FolderLock
 from app.storage.files import FileLimits
-from app.storage.folder_lock import FolderLock
-from app.storage.limits import StoreLimits
-from app.storage.responses import ResponseStore
+from app.storage.responses.limits import StoreLimits
+from app.storage.responses.store import ResponseStore
 from app.storage.seal import Sealer, load_key
 
 _BATCHES: Final = "batches"

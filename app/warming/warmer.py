@@ -18,7 +18,7 @@ from app.batches.processing import Dispatch
 from app.http.client import Client
 from app.http.inner_call import InnerResponse
 from app.observability.logs import logfmt, summarize_exception
-from app.storage.in_thread import in_thread
+from app.storage.disk.in_thread import in_thread
 from app.warming.lines import URL, warming_body
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from app.main import create_app
 from app.settings import Settings
 from app.storage.batches import StoredBatch
 from app.storage.files import StoredFile
-from app.storage.limits import StoreLimits
+from app.storage.responses.limits import StoreLimits
 from app.storage.storage import Storage, open_folder
 from tests.support.speaker import speaking_manager
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from app.storage.batch_storage import DEFAULT_LIMITS
 from app.storage.files import FileLimits
-from app.storage.limits import StoreLimits
+from app.storage.responses.limits import StoreLimits
 from app.storage.storage import open_folder
 from tests.support.speaker import MODEL_ID, Served, served
 

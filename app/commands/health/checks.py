@@ -17,7 +17,7 @@ from app.commands.output import GIB, size_text
 from app.server.uvicorn_server import BindError, bind
 from app.settings import Settings, SettingsError, load_settings
 from app.settings.configs import engine_config
-from app.storage.data_dir import default_data_dir
+from app.storage.disk.data_dir import default_data_dir
 from app.store.found import find_model
 from batching import (
     BackendReport,

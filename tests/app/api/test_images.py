@@ -13,7 +13,7 @@ from pydantic import SecretStr, TypeAdapter
 
 from app.api.openai.responses.items.input_items import CompactionTrigger, ItemReference, parse_item
 from app.api.openai.responses.stored.inputs import stored_input, stored_items
-from app.storage.responses import StoredResponse
+from app.storage.responses.store import StoredResponse
 from tests.support.batches import chat_line, records, run
 from tests.support.conversations import begin, items_of
 from tests.support.fake_images import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.storage.limits import StoreLimits
+from app.storage.responses.limits import StoreLimits
 from app.storage.storage import open_folder
 from tests.support.batch_child import NUM_LINES, serve_batch
 

@@ -17,7 +17,7 @@ from app.batches.validation import validate
 from app.batches.work import WorkFile
 from app.http.client import Client
 from app.http.inner_call import InnerResponse
-from app.storage.in_thread import Pieces, in_pieces
+from app.storage.disk.in_thread import Pieces, in_pieces
 from tests.support.batches import CHAT, chat_lines, full_disk, json_lines
 
 pytestmark = pytest.mark.anyio

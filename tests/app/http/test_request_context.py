@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.http.errors.rejections import ShuttingDown
 from app.http.request_context import InFlightRequests, RequestContextMiddleware
 from app.observability.logs import summarize_exception
-from app.storage.database import StorageError
+from app.storage.disk.database import StorageError
 from batching import InvalidRequest
 from tests.support.raw_http import LAST_GET, running, split
 from tests.support.rows import rows

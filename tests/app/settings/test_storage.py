@@ -7,8 +7,8 @@ import pytest
 
 from app.settings import Settings, SettingsError
 from app.settings.storage import open_storage, store_limits
-from app.storage.limits import StoreLimits
-from app.storage.responses import StoredResponse
+from app.storage.responses.limits import StoreLimits
+from app.storage.responses.store import StoredResponse
 
 
 def test_what_outlives_the_server_is_in_the_folder_that_is_set(tmp_path: Path) -> None:

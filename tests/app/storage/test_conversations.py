@@ -11,18 +11,12 @@ from typing import Any, Final
 
 import pytest
 
-from app.storage.conversation_turns import ConversationBusy
-from app.storage.conversations import (
-    MAX_ITEMS,
-    Addition,
-    ConversationMissing,
-    ConversationStore,
-    ItemMissing,
-    ItemsRefused,
-)
-from app.storage.database import StorageError
-from app.storage.limits import StoreLimits
-from app.storage.responses import ResponseStore, StoredResponse
+from app.storage.disk.database import StorageError
+from app.storage.responses.conversation_tables import ConversationMissing, ItemMissing, ItemsRefused
+from app.storage.responses.conversation_turns import ConversationBusy
+from app.storage.responses.conversations import MAX_ITEMS, Addition, ConversationStore
+from app.storage.responses.limits import StoreLimits
+from app.storage.responses.store import ResponseStore, StoredResponse
 
 
 class Clock:
@@ -217,8 +211,8 @@ def test_a_response_is_stored_with_what_it_adds_or_not_at_all(
 _KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
-from app.storage.conversations import Addition, ConversationStore
-from app.storage.responses import ResponseStore, StoredResponse
+from app.storage.responses.conversations import Addition, ConversationStore
+from app.storage.responses.store import ResponseStore, StoredResponse
 
 class Killed(ConversationStore):
     def finish_in(self, database, addition):

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from app.storage.database import Database, StorageError
+from app.storage.disk.database import Database, StorageError
 
 SCHEMA: Final = "CREATE TABLE IF NOT EXISTS texts (text TEXT); PRAGMA user_version = 1"
 SECRET: Final = "my diary"

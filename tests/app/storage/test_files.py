@@ -13,10 +13,10 @@ from app.settings import Settings
 from app.settings.storage import file_limits
 from app.storage.batch_storage import BatchStorage
 from app.storage.batches import StoredBatch
-from app.storage.database import Database
+from app.storage.disk.database import Database
+from app.storage.disk.quota import NoRoomForFile
 from app.storage.files import Draft, FileLimits, StoredFile
-from app.storage.limits import StoreLimits
-from app.storage.quota import NoRoomForFile
+from app.storage.responses.limits import StoreLimits
 from app.storage.storage import open_folder
 
 

@@ -9,12 +9,12 @@ from typing import Final
 
 import pytest
 
-from app.storage.folder_lock import FolderInUse, FolderLock
+from app.storage.disk.folder_lock import FolderInUse, FolderLock
 
 OTHER: Final = """
 import sys
 from pathlib import Path
-from app.storage.folder_lock import FolderLock
+from app.storage.disk.folder_lock import FolderLock
 
 lock = FolderLock(Path(sys.argv[1]))
 print("locked", flush=True)

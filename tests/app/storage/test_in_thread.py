@@ -8,7 +8,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from app.storage.in_thread import in_thread
+from app.storage.disk.in_thread import in_thread
 
 pytestmark = pytest.mark.anyio
 

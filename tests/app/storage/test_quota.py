@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.storage.quota import Account, NoRoomForFile
+from app.storage.disk.quota import Account, NoRoomForFile
 
 
 class Stored:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.storage.limits import StoreLimits
-from app.storage.responses import ResponseStore, StoredResponse
+from app.storage.responses.limits import StoreLimits
+from app.storage.responses.store import ResponseStore, StoredResponse
 from app.storage.storage import Storage
 from tests.support.rows import rows
 

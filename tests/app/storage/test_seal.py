@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from app.storage.data_dir import default_data_dir, default_state_dir
-from app.storage.database import StorageError
+from app.storage.disk.data_dir import default_data_dir, default_state_dir
+from app.storage.disk.database import StorageError
 from app.storage.seal import ForgedValue, SealedTooLong, Sealer, load_key
 from tests.support.rows import rows
 

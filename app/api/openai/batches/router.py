@@ -15,8 +15,8 @@ from app.http.errors.rejections import FilesTooLarge, NotFound, QuotaExceeded
 from app.http.json_body import JsonRoute
 from app.server_state import server_state
 from app.storage.batches import StoredBatch
-from app.storage.in_thread import in_thread
-from app.storage.quota import NoRoomForFile
+from app.storage.disk.in_thread import in_thread
+from app.storage.disk.quota import NoRoomForFile
 from batching import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1/batches", responses=ERROR_RESPONSES)

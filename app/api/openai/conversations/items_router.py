@@ -17,7 +17,7 @@ from app.api.serving import written
 from app.http.errors.rejections import NotFound
 from app.http.json_body import JsonRoute
 from app.server_state import server_state
-from app.storage.conversations import ConversationStore
+from app.storage.responses.conversations import ConversationStore
 from batching import InvalidRequest
 
 router = APIRouter(

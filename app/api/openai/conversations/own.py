@@ -14,8 +14,9 @@ from app.api.openai.responses.stored.own import OwnResponses
 from app.api.serving import client_of, prepared
 from app.http.errors.rejections import NotFound
 from app.server_state import server_state
-from app.storage.conversations import ConversationStore, ItemMissing, ItemsRefused
-from app.storage.in_thread import in_thread
+from app.storage.disk.in_thread import in_thread
+from app.storage.responses.conversation_tables import ItemMissing, ItemsRefused
+from app.storage.responses.conversations import ConversationStore
 from batching import InvalidRequest
 
 P = ParamSpec("P")

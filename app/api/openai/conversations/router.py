@@ -14,7 +14,7 @@ from app.api.openai.conversations.schemas import (
 from app.api.openai.responses.items.input_items import new_item_id
 from app.api.schemas.errors import ERROR_RESPONSES
 from app.http.json_body import JsonRoute
-from app.storage.conversations import ConversationStore
+from app.storage.responses.conversations import ConversationStore
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1/conversations", responses=ERROR_RESPONSES)
 

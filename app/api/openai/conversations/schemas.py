@@ -13,7 +13,7 @@ from app.api.openai.responses.items.input_items import (
 )
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Metadata, check_length, field_error
-from app.storage.conversations import StoredConversation
+from app.storage.responses.conversation_tables import StoredConversation
 
 _MAX_ITEMS: Final = 20
 

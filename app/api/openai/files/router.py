@@ -14,8 +14,8 @@ from app.api.serving import client_of, written
 from app.http.errors.rejections import NotFound
 from app.http.errors.responses import CLIENT_CLOSED_REQUEST
 from app.server_state import server_state
+from app.storage.disk.in_thread import in_thread
 from app.storage.files import StoredFile
-from app.storage.in_thread import in_thread
 from batching import InvalidRequest
 
 PATH: Final = "/v1/files"

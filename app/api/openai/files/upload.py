@@ -15,9 +15,9 @@ from app.http.errors.rejections import FilesTooLarge, Unavailable
 from app.http.form import FILE, FormReader
 from app.server_state import ServerState, server_state
 from app.settings import env_name
+from app.storage.disk.in_thread import in_thread
+from app.storage.disk.quota import NoRoomForFile
 from app.storage.files import Draft, FileTooLarge, StoredFile
-from app.storage.in_thread import in_thread
-from app.storage.quota import NoRoomForFile
 from batching import InvalidRequest
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from app.generation.submit import submit
 from app.http.json_body import JsonRoute
 from app.parsing.formats.model_format import message_format
 from app.prompts.render import Attached, chat_prompt
-from app.storage.conversation_turns import ConversationTurn
+from app.storage.responses.conversation_turns import ConversationTurn
 from batching import InvalidRequest, ModelInfo
 
 router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)

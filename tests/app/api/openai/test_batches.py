@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from app.batches.batch_run import BatchRun
 from app.batches.validation import validate
 from app.storage.batches import FINAL, StoredBatch
+from app.storage.disk.in_thread import Pieces
 from app.storage.files import FileLimits
-from app.storage.in_thread import Pieces
 from batching.batch_inference import BatchInferenceEngine
 from batching.pooling import NO_EMBEDDINGS, Embeddings, PoolingType
 from batching.request import BatchRequest

@@ -10,7 +10,7 @@ from openai.types import FileDeleted, FileObject
 from pydantic import SecretStr
 from starlette.types import Message
 
-from app.storage.database import StorageError
+from app.storage.disk.database import StorageError
 from app.storage.files import FileLimits, FileStore
 from tests.support.batches import BATCHES, CHAT, FILES, create, full_disk, served_in, upload
 from tests.support.rows import rows

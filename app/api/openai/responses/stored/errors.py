@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from app.http.errors.invalid_requests import ConversationLocked, ConversationNotFound
 from app.http.errors.rejections import Unavailable
 from app.observability.logs import summarize_exception
-from app.storage.conversation_turns import ConversationBusy
-from app.storage.conversations import ConversationMissing
+from app.storage.responses.conversation_tables import ConversationMissing
+from app.storage.responses.conversation_turns import ConversationBusy
 
 logger = logging.getLogger(__name__)
 

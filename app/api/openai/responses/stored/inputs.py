@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from app.api.openai.responses.items.input_items import InputItem
-from app.storage.responses import StoredResponse
+from app.storage.responses.store import StoredResponse
 
 # An image that is stored apart is an object with its digest, where a client has the text of a URL.
 _DIGEST: Final = "sha256"

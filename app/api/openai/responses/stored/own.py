@@ -18,10 +18,10 @@ from app.http.errors.rejections import NotFound
 from app.http.request_lifetime import held_by
 from app.http.streams.event_log import EventLog
 from app.server_state import server_state
-from app.storage.conversation_turns import ConversationTurn
-from app.storage.conversations import Addition
-from app.storage.in_thread import in_thread
-from app.storage.responses import StoredResponse
+from app.storage.disk.in_thread import in_thread
+from app.storage.responses.conversation_turns import ConversationTurn
+from app.storage.responses.conversations import Addition
+from app.storage.responses.store import StoredResponse
 
 # The statuses of responses whose items join a conversation: what failed can be tried again.
 _JOINING: Final = ("completed", "incomplete")

@@ -20,7 +20,7 @@ from app.api.openai.responses.stored.inputs import Item, parts_with_urls, stored
 from app.api.schemas.fields import MAX_MESSAGES
 from app.http.errors.invalid_requests import ItemNotFound, PreviousResponseNotFound
 from app.prompts.conversation import SYSTEM_ROLES
-from app.storage.responses import ResponseStore, StoredResponse
+from app.storage.responses.store import ResponseStore, StoredResponse
 from batching import InvalidRequest
 
 

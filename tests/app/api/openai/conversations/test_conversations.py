@@ -6,8 +6,8 @@ import pytest
 from openai.types.conversations import ConversationDeletedResource, ConversationItem
 from pydantic import SecretStr
 
-from app.storage.conversations import ConversationStore
-from app.storage.database import StorageError
+from app.storage.disk.database import StorageError
+from app.storage.responses.conversations import ConversationStore
 from tests.support.conversations import (
     CONVERSATIONS,
     begin,

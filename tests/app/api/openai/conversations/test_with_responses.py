@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import pytest
 
-from app.storage.conversations import ConversationStore
-from app.storage.database import StorageError
-from app.storage.responses import ResponseStore, StoredResponse
+from app.storage.disk.database import StorageError
+from app.storage.responses.conversations import ConversationStore
+from app.storage.responses.store import ResponseStore, StoredResponse
 from app.storage.seal import Sealer
 from app.storage.storage import Storage
 from tests.support.byte_tokenizers import Bytes

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.server_state import DetachedResponse
-from app.storage.responses import ResponseStore, StoredResponse
+from app.storage.responses.store import ResponseStore, StoredResponse
 from app.storage.storage import Storage
 from tests.support.responses import PATH, checked_response, respond, response
 from tests.support.speaker import Breaking, Served, served, served_endlessly

@@ -7,7 +7,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from app.storage.responses import ResponseStore, StoredResponse
+from app.storage.responses.store import ResponseStore, StoredResponse
 from app.storage.storage import Storage
 from tests.support.responses import PATH, events_in, respond, stream
 from tests.support.speaker import Breaking, Served, served, served_endlessly

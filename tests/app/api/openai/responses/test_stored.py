@@ -6,8 +6,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from app.storage.database import StorageError
-from app.storage.responses import ResponseStore
+from app.storage.disk.database import StorageError
+from app.storage.responses.store import ResponseStore
 from app.storage.seal import Sealer
 from app.storage.storage import Storage
 from tests.support.byte_tokenizers import Bytes

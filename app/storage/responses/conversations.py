@@ -7,39 +7,24 @@ Every call blocks for a moment, so call it in a worker thread.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from app.storage.conversation_turns import ConversationTurn, ConversationTurns
-from app.storage.database import Database
-from app.storage.limits import StoreLimits
+from app.storage.disk.database import Database
+from app.storage.responses.conversation_tables import (
+    ConversationMissing,
+    Items,
+    ItemsRefused,
+    StoredConversation,
+    find,
+    find_item,
+)
+from app.storage.responses.conversation_turns import ConversationTurn, ConversationTurns
+from app.storage.responses.limits import StoreLimits
 
 # As many as a request may have.
 MAX_ITEMS: Final = 8192
-
-# The entries of an index end with the rowid, here the number, so that items come out in their order.
-TABLES: Final = """
-CREATE TABLE conversations (
-    id TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,
-    created INTEGER NOT NULL,
-    used REAL NOT NULL,
-    num_bytes INTEGER NOT NULL,
-    metadata TEXT NOT NULL
-);
-CREATE INDEX conversations_by_use ON conversations (owner, used, num_bytes, id);
-CREATE INDEX conversations_by_time ON conversations (used);
-CREATE TABLE conversation_items (
-    number INTEGER PRIMARY KEY,
-    conversation_id TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
-    id TEXT NOT NULL,
-    body TEXT NOT NULL,
-    UNIQUE (conversation_id, id)
-);
-CREATE INDEX items_of_conversation ON conversation_items (conversation_id);
-"""
 
 # The one that was used last stays, however large it is.
 _DROP_UNUSED: Final = """
@@ -54,34 +39,6 @@ DELETE FROM conversations WHERE id IN (
 _FORWARDS: Final = "number > ? ORDER BY number"
 _BACKWARDS: Final = "number < ? ORDER BY number DESC"
 _LAST: Final = 2**63 - 1
-
-# The JSON of items by their ids, in their order.
-Items = Mapping[str, str]
-
-
-class ConversationMissing(LookupError):
-    """The owner has no conversation with this id."""
-
-
-class ItemMissing(LookupError):
-    """The conversation has no item with this id."""
-
-
-class ItemsRefused(ValueError):
-    """The items cannot be added; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredConversation:
-    """A conversation without its items.
-
-    created: in seconds since the epoch.
-    metadata: as JSON.
-    """
-
-    id: str
-    created: int
-    metadata: str
 
 
 class ItemPage(NamedTuple):
@@ -170,7 +127,7 @@ class ConversationStore:
             ConversationBusy: a response has its turn.
         """
         with self._found(owner, conversation_id, to_change=True) as (database, conversation):
-            number, body = _find_item(database, conversation_id, item_id)
+            number, body = find_item(database, conversation_id, item_id)
             database.execute("DELETE FROM conversation_items WHERE number = ?", (number,))
             self._use(database, conversation_id, -len(body.encode()))
             return conversation
@@ -182,7 +139,7 @@ class ConversationStore:
             ItemMissing: there is no such item.
         """
         with self._found(owner, conversation_id) as (database, _):
-            return _find_item(database, conversation_id, item_id)[1]
+            return find_item(database, conversation_id, item_id)[1]
 
     def page(
         self,
@@ -201,7 +158,7 @@ class ConversationStore:
         start, where = (0, _FORWARDS) if order == "asc" else (_LAST, _BACKWARDS)
         with self._found(owner, conversation_id) as (database, _):
             if after is not None:
-                start, _ = _find_item(database, conversation_id, after)
+                start, _ = find_item(database, conversation_id, after)
             rows = database.execute(
                 f"SELECT body FROM conversation_items WHERE conversation_id = ? AND {where} LIMIT ?",
                 (conversation_id, start, limit + 1),
@@ -237,7 +194,7 @@ class ConversationStore:
     def finish_in(self, database: sqlite3.Connection, addition: Addition) -> None:
         """Do what `finish` does within a transaction, but for what is dropped; the next turn sees all of it."""
         turn, items = addition
-        if _find(database, turn.owner, turn.conversation_id, self._oldest()) is not None:
+        if find(database, turn.owner, turn.conversation_id, self._oldest()) is not None:
             self._insert(database, turn.conversation_id, items)
         turn.close()
 
@@ -287,7 +244,7 @@ class ConversationStore:
         self, owner: str, conversation_id: str, *, to_change: bool = False
     ) -> Iterator[tuple[sqlite3.Connection, StoredConversation]]:
         with self._database.transaction() as database:
-            conversation = _find(database, owner, conversation_id, self._oldest())
+            conversation = find(database, owner, conversation_id, self._oldest())
             if conversation is None:
                 raise ConversationMissing
             if to_change:
@@ -296,23 +253,3 @@ class ConversationStore:
 
     def _oldest(self) -> float:
         return self._clock() - self._limits.max_age
-
-
-def _find(
-    database: sqlite3.Connection, owner: str, conversation_id: str, oldest: float
-) -> StoredConversation | None:
-    row = database.execute(
-        "SELECT id, created, metadata FROM conversations WHERE id = ? AND owner = ? AND used >= ?",
-        (conversation_id, owner, oldest),
-    ).fetchone()
-    return None if row is None else StoredConversation(*row)
-
-
-def _find_item(database: sqlite3.Connection, conversation_id: str, item_id: str) -> tuple[int, str]:
-    row: tuple[int, str] | None = database.execute(
-        "SELECT number, body FROM conversation_items WHERE conversation_id = ? AND id = ?",
-        (conversation_id, item_id),
-    ).fetchone()
-    if row is None:
-        raise ItemMissing(item_id)
-    return row

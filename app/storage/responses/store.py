@@ -12,9 +12,10 @@ from pathlib import Path
 from time import time
 from typing import Any, Final
 
-from app.storage.conversations import TABLES, Addition, ConversationStore
-from app.storage.database import Database
-from app.storage.limits import StoreLimits
+from app.storage.disk.database import Database
+from app.storage.responses.conversation_tables import TABLES
+from app.storage.responses.conversations import Addition, ConversationStore
+from app.storage.responses.limits import StoreLimits
 
 _FILE: Final = "responses.sqlite"
 

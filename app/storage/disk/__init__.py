@@ -1,0 +1,1 @@
+"""Folders, locks and databases on disk, and threads that wait for them."""

@@ -1,0 +1,1 @@
+"""The store of responses, and of the conversations that they add to."""
