@@ -143,6 +143,24 @@ def test_all_later_requests_have_the_files(reading: Reading) -> None:
     expect(reading.sent).to_have_count(2)
 
 
+def test_a_file_is_taken_out_of_a_message_that_was_sent(reading: Reading) -> None:
+    """As one that the server has refused."""
+    reading.pick(text("a.txt", "one"), text("b.txt", "two"))
+    reading.ask("Read them.")
+    reading.button("Edit").click()
+    reading.button("Remove a.txt").click()
+    expect(reading.page.get_by_role("textbox", name="Edit the message")).to_be_focused()
+    # Nothing has changed before it is sent.
+    reading.page.keyboard.press("Escape")
+    expect(reading.sent).to_have_count(2)
+    reading.button("Edit").click()
+    reading.button("Remove a.txt").click()
+    reading.page.keyboard.press("Enter")
+    reading.wait_until_idle()
+    expect(reading.sent).to_have_text(["b.txt1 KiB"])
+    assert reading.sent_files() == [("b.txt", b"two")]
+
+
 def test_what_is_stopped_goes_on_with_the_files(reading: Reading) -> None:
     reading.pick(text("a.txt", "[[count]]"))
     reading.send("Do what it says.")

@@ -279,7 +279,8 @@ def test_a_conversation_takes_as_many_as_the_server_does(visit: Looking) -> None
 def test_there_is_a_limit_where_the_server_states_none(looking: Looking) -> None:
     looking.pick(*(file(f"{i}.png", png(1, 1)) for i in range(33)))
     expect(looking.news).to_have_text(
-        "32 files added. 32.png left out: a conversation takes 32 images at most."
+        "32 files added. 32.png left out: a conversation takes 32 images at most.",
+        timeout=20_000,
     )
     expect(looking.strip).to_have_count(32)
 

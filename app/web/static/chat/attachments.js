@@ -1,10 +1,11 @@
 // The images and files that go with the next message: picked, pasted or dropped.
 
-import { $, h, iconButton, setText } from "../dom.js";
+import { $, setText } from "../dom.js";
 import { modelOf, takesImages } from "../models.js";
 import { settings } from "../settings.js";
-import { chips, nameOf, readFile } from "./messages/files.js";
-import { readImage, thumbnails } from "./messages/images.js";
+import { removable } from "./messages/attached.js";
+import { nameOf, readFile } from "./messages/files.js";
+import { readImage } from "./messages/images.js";
 
 // Of a conversation, where the server does not say how many a request may have.
 const MAX_IMAGES = 32;
@@ -13,8 +14,7 @@ const MAX_FILES = 100;
 const MAX_BYTES = 23 << 20;
 
 export class Attachments {
-  #images = [];
-  #files = [];
+  #attached = { images: [], files: [] };
   #sent;
   #read = Promise.resolve();
 
@@ -36,16 +36,15 @@ export class Attachments {
   /** Wait for those that are still read; return whether there is something to send, with `text`, to the chosen model. */
   async isReady(text) {
     await this.#read;
-    const fault = this.#images.length && refusal();
+    const fault = this.#attached.images.length && refusal();
     if (fault) this.#tell(`${fault}.`);
     return !fault && (text() !== "" || $("attached").children.length > 0);
   }
 
   /** The images and files, which are the caller's from now on. */
   take() {
-    const attached = { images: this.#images, files: this.#files };
-    this.#images = [];
-    this.#files = [];
+    const attached = this.#attached;
+    this.#attached = { images: [], files: [] };
     this.#show();
     this.#tell("");
     return attached;
@@ -95,31 +94,26 @@ export class Attachments {
   async #readOne(file) {
     const image = file.type.startsWith("image/") && await readImage(file).catch(() => null);
     if (image && refusal()) throw new Error(refusal());
-    const all = [...this.#sent(), ...this.#images, ...this.#files];
+    const { images, files } = this.#attached;
+    const all = [...this.#sent(), ...images, ...files];
     const num = all.filter((one) => Boolean(image) === one instanceof Blob).length;
     const most = image ? modelOf(settings.model)?.max_images ?? MAX_IMAGES : MAX_FILES;
     if (num >= most) throw new Error(`a conversation takes ${most} ${image ? "images" : "files"} at most`);
     const numBytes = all.reduce((sum, one) => sum + (one.blob ?? one).size, (image || file).size);
     if (numBytes > MAX_BYTES) throw new Error(`a conversation takes ${MAX_BYTES >> 20} MiB at most`);
-    if (image) this.#images.push(image);
-    else this.#files.push(await readFile(file));
-  }
-
-  #remove(i) {
-    const numImages = this.#images.length;
-    if (i < numImages) this.#images.splice(i, 1);
-    else this.#files.splice(i - numImages, 1);
-    this.#show();
-    const buttons = $("attached").querySelectorAll(".icon");
-    this.#tell(`Removed, ${buttons.length || "none"} left.`);
-    (buttons[i] ?? buttons[i - 1] ?? $("prompt")).focus();
+    const read = image || await readFile(file);
+    // Those of before may have been sent meanwhile.
+    if (image) this.#attached.images.push(read);
+    else this.#attached.files.push(read);
   }
 
   #show() {
-    const images = this.#images;
-    const names = [...images.map((_, i) => `image ${i + 1} of ${images.length}`), ...this.#files.map(({ name }) => name)];
-    $("attached").replaceChildren(...[...thumbnails(images), ...chips(this.#files)].map((shown, i) =>
-      h("li", {}, shown, iconButton("delete", `Remove ${names[i]}`, () => this.#remove(i)))));
+    $("attached").replaceChildren(...removable(this.#attached, (i) => {
+      this.#show();
+      const buttons = $("attached").querySelectorAll(".icon");
+      this.#tell(`Removed, ${buttons.length || "none"} left.`);
+      (buttons[i] ?? buttons[i - 1] ?? $("prompt")).focus();
+    }));
   }
 
   #tell(text) {

@@ -44,7 +44,7 @@ export class ChatView {
     sent: () => attachedTo(this.#shown),
   });
   #messages = new MessageList({
-    edit: (message, text) => this.#restart(message, userMessage(text, message)),
+    edit: (message, text, attached) => this.#restart(message, userMessage(text, attached)),
     regenerate: (message) => this.#regenerate(message),
     proceed: (message) => this.#proceed(message),
     respond: (message, call, text) => this.#respond(message, call, text),

@@ -3,12 +3,12 @@
 import { copyButton, h, iconButton, setText } from "../../dom.js";
 import { waitFor } from "../../models.js";
 import { bothOf } from "../conversations/conversations.js";
-import { chips } from "./files.js";
+import { removable, shownOf } from "./attached.js";
 import { thumbnails } from "./images.js";
 import { MarkdownStream } from "./markdown_stream.js";
 
 /**
- * `actions`: edit(message, text), regenerate(message), proceed(message), respond(message, call, text),
+ * `actions`: edit(message, text, attached), regenerate(message), proceed(message), respond(message, call, text),
  * unansweredCalls(message), decide(message, call, decision), stateOf(call), stop(message), choose(message, chosen),
  * link(text).
  */
@@ -25,7 +25,7 @@ class UserView {
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.#attached = h("div", { class: "images" }, ...thumbnails(message.images ?? []), ...chips(message.files ?? []));
+    this.#attached = h("div", { class: "images" }, ...shownOf(message));
     this.#show();
   }
 
@@ -45,14 +45,22 @@ class UserView {
   }
 
   #edit() {
-    const area = h("textarea", { "aria-label": "Edit the message", rows: 3, value: this.message.content });
+    const { content, images = [], files = [] } = this.message;
+    const area = h("textarea", { "aria-label": "Edit the message", rows: 3, value: content });
+    const kept = { images: [...images], files: [...files] };
+    const list = h("ul", { class: "images" });
+    const showKept = () => list.replaceChildren(...removable(kept, () => {
+      showKept();
+      area.focus();
+    }));
+    showKept();
     const close = () => {
       this.#show();
       this.element.querySelector(".tools button").focus();
     };
     const save = (event) => {
       event.preventDefault();
-      if (area.value.trim() || this.#attached.children.length) this.actions.edit(this.message, area.value.trim());
+      if (area.value.trim() || list.children.length) this.actions.edit(this.message, area.value.trim(), kept);
     };
     const onKey = (event) => {
       if (event.key === "Escape") {
@@ -61,7 +69,7 @@ class UserView {
       } else if (event.target === area && event.key === "Enter" && !event.shiftKey && !event.isComposing) save(event);
     };
     this.element.replaceChildren(
-      this.#attached,
+      list,
       h("form", { class: "edit", on: { submit: save, keydown: onKey } }, area,
         h("div", { class: "actions" },
           h("span", { class: "hint", text: "What follows is replaced." }),
