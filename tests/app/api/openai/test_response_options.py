@@ -68,7 +68,7 @@ async def test_tokens_are_named_by_their_ids_on_request() -> None:
     fields = {"return_tokens_as_token_ids": True}
     async with served(b"a") as server:
         chat = (await server.chat(logprobs=True, top_logprobs=1, **fields)).json()
-        text = (await server.complete("x", logprobs=1, echo=True, **fields)).json()
+        text = (await server.complete("x", logprobs=1, echo=True, max_tokens=1, **fields)).json()
     (token,) = chat["choices"][0]["logprobs"]["content"]
     assert token["token"] == "token_id:97"
     assert token["bytes"] == [97]

@@ -1,0 +1,1 @@
+"""An evaluation that anyone can repeat: lm-evaluation-harness over HTTP and on plain mlx-lm."""
