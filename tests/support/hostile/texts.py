@@ -91,7 +91,7 @@ _SERVED: Final[dict[str, list[Fields]]] = {
                 {"type": "function", **_FUNCTION},
                 {"type": "custom", "name": "g", "description": "a", "format": _GRAMMAR},
                 {"type": "namespace", "name": "n", "description": "a", "tools": []},
-                {"type": "mcp", "server_label": "a", "server_url": "a"},
+                {"type": "web_search", "filters": {"allowed_domains": ["a"]}},
             ],
             "tool_choice": {
                 "type": "allowed_tools",
