@@ -119,6 +119,21 @@ def test_conversations_are_moved_as_a_file(visit: Visit) -> None:
     expect(visit.text).to_have_text("two")
 
 
+def test_more_conversations_than_a_file_takes_are_several(visit: Visit) -> None:
+    one = {"title": "x", "messages": [{"role": "user", "content": "x"}]}
+    news = visit.page.locator("#transfer-news")
+    for number in (1000, 1):
+        pick(visit, {"version": 1, "conversations": [one] * number})
+        expect(news).to_have_text(f"{number} imported.", timeout=20_000)
+    downloads: list[Any] = []
+    visit.page.on("download", lambda each: downloads.append(each))
+    button(visit, "Export all").click()
+    while len(downloads) < 2:
+        visit.page.wait_for_event("download")
+    files = [json.loads(Path(each.path()).read_text(encoding="utf-8")) for each in downloads]
+    assert [len(each["conversations"]) for each in files] == [1000, 1]
+
+
 def conversation(*messages: Any) -> dict[str, Any]:
     return {"version": 1, "conversations": [{"title": "x", "messages": list(messages)}]}
 

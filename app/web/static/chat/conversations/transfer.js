@@ -11,15 +11,32 @@ const MAX_BYTES = 1 << 26;
 const MAX_CONVERSATIONS = 1000;
 const MAX_MESSAGES = 10_000;
 const MAX_PARTS = 128;
+// Bytes of what is around the conversations.
+const ROOM = 64;
 
-/** Let the user save conversations as a file. */
+/** Let the user save conversations: as a file, or as several, each of which can be imported. */
 export async function exportAll(conversations) {
-  const written = await Promise.all(conversations.map(async ({ title, created, given, messages }) => (
-    { title, created, ...(given && { given }), messages: await Promise.all(messages.map(asWritten)) })));
-  const text = JSON.stringify({ version: VERSION, conversations: written }, null, 1);
+  let parts = [];
+  let numBytes = 0;
+  for (const { title, created, given, messages } of conversations) {
+    const written = { title, created, ...(given && { given }), messages: await Promise.all(messages.map(asWritten)) };
+    const part = new Blob([JSON.stringify(written, null, 1)]);
+    if (parts.length === MAX_CONVERSATIONS || (parts.length && numBytes + part.size > MAX_BYTES - ROOM)) {
+      download(parts);
+      parts = [];
+      numBytes = 0;
+    }
+    parts.push(part);
+    numBytes += part.size + 1;
+  }
+  download(parts);
+}
+
+function download(parts) {
+  const content = [`{"version": ${VERSION}, "conversations": [`, ...parts.flatMap((part, i) => (i ? [",", part] : [part])), "]}"];
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  link.download = written.length === 1 ? "conversation.json" : "conversations.json";
+  link.href = URL.createObjectURL(new Blob(content, { type: "application/json" }));
+  link.download = parts.length === 1 ? "conversation.json" : "conversations.json";
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
