@@ -11,7 +11,7 @@ from app.api.openai.schemas.queue_options import QueueOptions
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import INT32_MAX, LogitBias, Seed, StopStringList, Text
 from app.generation.params import GenerationParams
-from app.prompts.render import DEFAULT_RESERVED, Truncation
+from app.prompts.render import DEFAULT_RESERVED
 
 _MAX_FILES: Final = 256
 _MAX_FIELDS: Final = 64
@@ -78,9 +78,10 @@ class InfillRequest(LocalSampling, QueueOptions):
         others = [name for name in self.samplers if name != "infill"]
         return self.model_copy(update={"samplers": others}).sampling() | {"temperature": 0.0}
 
-    def truncation(self) -> Truncation:
-        """Return how the texts are cut, which leaves room for the output."""
-        return Truncation(None, max(1, DEFAULT_RESERVED if self.n_predict < 0 else self.n_predict))
+    @property
+    def num_reserved(self) -> int:
+        """The tokens of output that the texts leave room for."""
+        return DEFAULT_RESERVED if self.n_predict < 0 else max(1, self.n_predict)
 
     def params(self) -> GenerationParams:
         return GenerationParams(

@@ -134,6 +134,15 @@ async def test_a_long_file_is_cut_as_far_as_there_is_room() -> None:
     assert warm["truncated"] and context - 80 < warm["tokens_evaluated"] < context
 
 
+@pytest.mark.parametrize("n_predict", [-1, 511, 512, 100_000])
+async def test_output_gives_way_to_texts_of_up_to_half_the_context(n_predict: int) -> None:
+    async with served(b"y" * 600, tokenizer=Marked(*QWEN), num_blocks=16) as server:
+        answer = await infill(server, input_prefix="a" * 100, n_predict=n_predict)
+    num_texts = answer["tokens_evaluated"]
+    assert (answer["truncated"], 100 < num_texts < 256) == (False, True)
+    assert (answer["stop_type"], answer["tokens_predicted"]) == ("limit", 512 - num_texts)
+
+
 async def infill(server: Served, **fields: Any) -> Any:
     return (await server.post("/infill", CONTEXT | fields)).json()
 
