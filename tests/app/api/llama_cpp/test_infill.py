@@ -5,10 +5,13 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from pydantic import AliasChoices, BaseModel
 
 from app.api.llama_cpp.line_limits import LineLimits
 from app.api.llama_cpp.request import InfillRequest
+from app.api.openai.completions.request import CompletionRequest
 from app.parsing.events import ContentPiece
+from batching import NOT_RETAINED, NOT_STORED
 from tests.support.fill_in import QWEN, Marked
 from tests.support.raw_http import running
 from tests.support.speaker import Breaking, Served, served, speaking_app, speaking_manager
@@ -98,13 +101,17 @@ def test_sampling_is_what_editors_ask_for() -> None:
     params = InfillRequest.model_validate(CONTEXT | fields).params()
     assert (params.temperature, params.seed) == (0.2, None)
     assert params.dry is not None
-    assert params.cache_salt
+    assert (params.cache_salt is None, params.retention) == (False, NOT_STORED)
+    params = InfillRequest.model_validate(CONTEXT | {"cache_salt": "a"}).params()
+    assert (params.cache_salt, params.retention) == ("a", NOT_RETAINED)
 
 
 REFUSED: Final[dict[str, Any]] = {
     "grammar": 'root ::= "a"',
     "json_schema": {"type": "object"},
     "lora": [{"id": 0, "scale": 0.5}],
+    "max_tokens": 127,
+    "min_new_tokens": 1,
     "mirostat": 1,
     "n": 2,
     "n_indent": -1,
@@ -120,6 +127,37 @@ async def test_what_would_change_the_output_is_refused_by_name() -> None:
         for name, value in REFUSED.items():
             response = await server.post("/infill", VIM | {name: value})
             assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+# They do nothing alone, or what they ask for is always there.
+WITHOUT_EFFECT: Final = {
+    "return_timings",
+    "return_tokens_as_token_ids",
+    "stream_options",
+    "truncation_side",
+}
+
+
+def test_a_field_of_completions_has_its_effect_or_is_refused() -> None:
+    known = names_of(InfillRequest) | InfillRequest.defaults.keys() | WITHOUT_EFFECT
+    assert names_of(CompletionRequest) - known == set()
+
+
+def names_of(request: type[BaseModel]) -> set[str]:
+    names: set[str] = set()
+    for name, field in request.model_fields.items():
+        others = field.validation_alias
+        names |= (
+            {str(other) for other in others.choices} if isinstance(others, AliasChoices) else {name}
+        )
+    return names
+
+
+@pytest.mark.parametrize("name", ["n_predict", "max_tokens", "max_completion_tokens"])
+async def test_the_limit_has_other_names(name: str) -> None:
+    async with served(b"y" * 9, tokenizer=Marked(*QWEN)) as server:
+        answers = [await infill(server, **{name: limit}) for limit in (2, 0, -1)]
+    assert [answer["content"] for answer in answers] == ["yy", "", "y" * 9]
 
 
 async def test_a_long_file_is_cut_as_far_as_there_is_room() -> None:
