@@ -65,7 +65,7 @@ class InfillRequest(LocalSampling, QueueOptions, PromptCacheFields):
         default=0,
         ge=0,
         le=_MAX_INDENT,
-        description="Ends before the text of a further line that is indented by fewer spaces and tabs.",
+        description="Ends at a further line, even a blank one, that begins with fewer spaces and tabs; these stay.",
     )
     t_max_predict_ms: int = Field(
         default=0,

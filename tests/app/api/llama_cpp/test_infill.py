@@ -199,6 +199,16 @@ async def test_a_text_ends_with_its_indentation(indent: int, text: str) -> None:
     assert events[-1]["stop_type"] == answer["stop_type"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_blank_line_is_not_indented(end: str) -> None:
+    kept = f"a{end}  b{end}  {end}  c{end} "
+    for text in (f"{kept}{end}  d", f"{kept}d"):
+        limits = LineLimits(2, 0)
+        pieces = [piece for character in text for piece in limits.add(character)]
+        assert pieces == [ContentPiece(character) for character in kept]
+        assert limits.is_finished
+
+
 def test_a_text_ends_with_a_line_after_its_time() -> None:
     now = 0.0
     limits = LineLimits(0, 1.0, clock=lambda: now)
