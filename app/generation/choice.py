@@ -32,7 +32,8 @@ class TextOptions:
     include_stop: whether the stop string is part of the text.
     min_tokens: stop strings apply only after this many tokens.
     is_empty: the output has no tokens (`max_tokens` is 0).
-    has_all_logprobs: tokens without text have log probabilities, too.
+    has_hidden_logprobs: tokens without text have log probabilities, too.
+    has_cut_logprobs: so have those whose text a stop string cuts off.
     """
 
     hidden_token_ids: frozenset[int] = frozenset()
@@ -41,7 +42,8 @@ class TextOptions:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     is_empty: bool = False
-    has_all_logprobs: bool = False
+    has_hidden_logprobs: bool = False
+    has_cut_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +155,14 @@ class Choice:
 
     def _record_logprob(self, token_id: int, offset: int, logprobs: TokenLogprobs) -> None:
         self._sum_logprobs += logprobs.logprob
-        if self.options.has_all_logprobs or token_id not in self.options.hidden_token_ids:
+        if self.options.has_hidden_logprobs or token_id not in self.options.hidden_token_ids:
             self._pending_logprobs.append(
                 TokenWithLogprob(token_id, offset, logprobs, self._is_reasoning)
             )
 
     def _take_ready_logprobs(self, *, is_last: bool) -> Sequence[TokenWithLogprob]:
         """Return the tokens whose text has come, and in the end those that have none."""
-        if is_last and (self.options.has_all_logprobs or not self._stop_strings.is_matched):
+        if is_last and (self.options.has_cut_logprobs or not self._stop_strings.is_matched):
             ready, self._pending_logprobs = self._pending_logprobs, []
             return ready
         ready = [

@@ -280,5 +280,6 @@ def _text_options(
         min_tokens=params.min_tokens,
         skip_special_tokens=params.skip_special_tokens and not visible_ids,
         is_empty=params.max_tokens == 0,
-        has_all_logprobs=params.has_all_logprobs,
+        has_hidden_logprobs=params.has_hidden_logprobs,
+        has_cut_logprobs=params.has_cut_logprobs,
     )

@@ -43,7 +43,8 @@ class GenerationParams:
     stop: stop strings.
     logprobs: how many of the most probable tokens are returned at each output position, beside the
         sampled one; None returns no log probabilities.
-    has_all_logprobs: also return those of tokens without text, such as the end-of-sequence token.
+    has_hidden_logprobs: also return those of tokens without text, such as the end-of-sequence token.
+    has_cut_logprobs: also return those of tokens whose text a stop string cuts off.
     prompt_logprobs: as `logprobs`, for the tokens of the prompt.
     logprob_token_ids: return the log probabilities of these tokens instead of the most probable ones.
     cache_salt: the prefix cache is shared only by requests with the same salt.
@@ -82,7 +83,8 @@ class GenerationParams:
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     logprobs: int | None = None
-    has_all_logprobs: bool = False
+    has_hidden_logprobs: bool = False
+    has_cut_logprobs: bool = False
     prompt_logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
     cache_salt: str | None = None

@@ -120,12 +120,13 @@ def fill_in_prompt(
     prefix: str,
     suffix: str,
     extra: Sequence[ExtraFile] = (),
-    truncation: Truncation | None = None,
+    num_reserved: int | None = None,
 ) -> FillInPrompt:
     """Return the prompt for what stands between two texts; blocking.
 
-    truncation: how many tokens are kept: the end of the prefix, of the suffix the beginning, which has at least a
-        quarter, and as many of the last files as there is room for.
+    num_reserved: texts that leave no room for so many tokens of output, or for half the context, are cut: the end of
+        the prefix is kept, of the suffix the beginning, which has at least a quarter, and as many of the last files as
+        there is room for.  None cuts nothing.
 
     Raises:
         InvalidRequest: the model was not trained for it; `param` is the field that asks for it.
@@ -138,7 +139,10 @@ def fill_in_prompt(
     begin = [t for t in model.tokenizer.encode("") if t not in model.eos_token_ids]
     middle = [] if tokens.middle is None else [tokens.middle]
     num_markers = len(begin) + 2 + len(middle)
-    room = None if truncation is None else max(1, truncation.max_tokens(model) - num_markers)
+    room = None
+    if num_reserved is not None:
+        limit = model.max_model_len
+        room = max(1, limit - min(num_reserved, limit // 2) - num_markers)
     encode = partial(_encoded, model, room)
     before, after = encode(prefix), _suffix(tokens, partial(encode, side="right"), suffix)
     num_whole = len(before) + len(after)

@@ -34,9 +34,9 @@ class Mode(NamedTuple):
 
 MODES: Final[Mapping[str, Mode]] = {
     "exact": Mode({"cpu_precision": "exact"}, 0.005),
-    "auto": Mode({"cpu_precision": "auto"}, 0.03),
+    "default": Mode({"cpu_precision": "auto"}, 0.03),
     "exact, int8 pool": Mode({"cpu_precision": "exact", "kv_cache_dtype": "int8"}, 0.03),
-    "auto, int8 pool": Mode({"cpu_precision": "auto", "kv_cache_dtype": "int8"}, 0.03),
+    "default, int8 pool": Mode({"cpu_precision": "auto", "kv_cache_dtype": "int8"}, 0.03),
 }
 # Everything is on this machine; the hub would be asked whether it has newer files.
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

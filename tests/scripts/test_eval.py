@@ -95,10 +95,10 @@ def run(name: str, outcomes: list[bool], perplexity: float) -> Run:
 
 def test_a_table_has_scores_and_how_many_items_come_out_otherwise() -> None:
     plain = run("mlx-lm", [True, False], 12.0)
-    other = run("auto", [False, True], 12.5)
+    other = run("default", [False, True], 12.5)
     *_, line = table([plain, other])
     right = "0.500 ± 0.125"
-    assert line == f"| auto | {right} | {right} | 0.500 | 12.50 | 12.50 | 6 | 61 |"
+    assert line == f"| default | {right} | {right} | 0.500 | 12.50 | 12.50 | 6 | 61 |"
 
 
 @pytest.mark.parametrize(

@@ -30,5 +30,7 @@ class Marked(ByteTokenizer):
         return "".join(names.get(each) or chr(each) for each in token_ids)
 
 
-def model_of(tokenizer: ByteTokenizer, model_id: str = MODEL_ID) -> ModelInfo:
-    return ModelInfo(model_id, tokenizer, frozenset({END}), tokenizer.num_tokens, 2048)
+def model_of(
+    tokenizer: ByteTokenizer, model_id: str = MODEL_ID, *, max_model_len: int = 2048
+) -> ModelInfo:
+    return ModelInfo(model_id, tokenizer, frozenset({END}), tokenizer.num_tokens, max_model_len)

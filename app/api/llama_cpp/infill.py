@@ -61,7 +61,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
                 body.input_prefix + body.prompt,
                 body.input_suffix,
                 [ExtraFile(each.filename, each.text) for each in body.input_extra],
-                body.truncation(),
+                body.num_reserved,
             ),
         )
         job = await build_job_async(

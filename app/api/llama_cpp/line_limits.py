@@ -9,8 +9,9 @@ from app.parsing.events import ContentPiece, MessageEvent
 class LineLimits:
     """The parser of one completion.
 
-    Behind its first line, it ends before the text of a line that is indented by fewer than `min_indent` spaces and
-    tabs; and at the end of any line, once `max_seconds` have passed since the first token.  0 is no limit.
+    Behind its first line, it ends at a line that begins with fewer than `min_indent` spaces and tabs, before its text
+    or, if it is blank, before its "\\n" or "\\r\\n"; and at the end of any line, once `max_seconds` have passed since
+    the first token.  0 is no limit.
     """
 
     has_calls = False

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.api.models.cards import capabilities
 from app.prompts.fill_in import ExtraFile, fill_in_prompt, fill_in_tokens
-from app.prompts.render import PromptTooLong, Truncation
+from app.prompts.render import PromptTooLong
 from batching import InvalidRequest, ModelInfo
 from tests.support.fill_in import QWEN, Marked, model_of
 from tests.support.speaker import MODEL_ID, ByteTokenizer, Served, served
@@ -99,12 +99,12 @@ def test_files_stand_before_the_prefix() -> None:
 def test_what_is_far_from_the_middle_is_cut_first(num_tokens: int, shown: str) -> None:
     tokenizer = Marked(*QWEN)
     made = fill_in_prompt(
-        model_of(tokenizer),
+        model_of(tokenizer, max_model_len=num_tokens + 4),
         "suffix",
         "abcdefgh",
         "ijklmnop",
         [ExtraFile("f", "x"), ExtraFile("g", "y")],
-        Truncation(num_tokens, 0),
+        4,
     )
     text = tokenizer.shown(made.token_ids)
     for marker, short in zip(QWEN, "<>=#|", strict=True):
@@ -126,9 +126,9 @@ def test_a_text_that_is_far_too_long_is_not_tokenized() -> None:
     model, long = model_of(WithVocabulary(*QWEN)), "a" * 1_000_000
     with pytest.raises(PromptTooLong):
         fill_in_prompt(model, "suffix", long, "b")
-    for each in (Truncation(100, 0), Truncation(None, 1)):
-        made = fill_in_prompt(model, "suffix", long, long, [ExtraFile("f", long)], each)
-        assert made.is_cut and len(made.token_ids) == each.max_tokens(model)
+    for num_reserved, num_tokens in ((1, 2047), (1000, 1048), (2047, 1024), (4096, 1024)):
+        made = fill_in_prompt(model, "suffix", long, long, [ExtraFile("f", long)], num_reserved)
+        assert made.is_cut and len(made.token_ids) == num_tokens
 
 
 def test_a_model_without_markers_fills_nothing_in() -> None:

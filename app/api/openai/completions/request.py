@@ -149,6 +149,6 @@ class CompletionRequest(GenerationRequest):
             default_max_tokens=self.num_reserved_tokens,
             prompt_logprobs=self._num_prompt_logprobs,
             # Evaluations take the last one off, which they count as the token that they asked for.
-            has_all_logprobs=self.return_token_ids or self.echo,
+            has_hidden_logprobs=self.return_token_ids or self.echo,
             beams=BeamParams(self.n, self.length_penalty) if self.use_beam_search else None,
         )

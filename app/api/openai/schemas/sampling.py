@@ -176,7 +176,8 @@ class GenerationRequest(LocalSampling, ResponseOptions, QueueOptions, PromptCach
             allowed_token_ids=self.allowed_token_ids,
             logprobs=self.num_logprobs,
             # One for each of the ids.
-            has_all_logprobs=self.return_token_ids,
+            has_hidden_logprobs=self.return_token_ids,
+            has_cut_logprobs=self.return_token_ids,
             prompt_logprobs=self.prompt_logprobs,
             logprob_token_ids=self.logprob_token_ids,
             cache_salt=self.cache_salt if self.cache_prompt else uuid4().hex,

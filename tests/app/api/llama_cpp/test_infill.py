@@ -5,10 +5,13 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from pydantic import AliasChoices, BaseModel
 
 from app.api.llama_cpp.line_limits import LineLimits
 from app.api.llama_cpp.request import InfillRequest
+from app.api.openai.completions.request import CompletionRequest
 from app.parsing.events import ContentPiece
+from batching import NOT_RETAINED, NOT_STORED
 from tests.support.fill_in import QWEN, Marked
 from tests.support.raw_http import running
 from tests.support.speaker import Breaking, Served, served, speaking_app, speaking_manager
@@ -98,13 +101,17 @@ def test_sampling_is_what_editors_ask_for() -> None:
     params = InfillRequest.model_validate(CONTEXT | fields).params()
     assert (params.temperature, params.seed) == (0.2, None)
     assert params.dry is not None
-    assert params.cache_salt
+    assert (params.cache_salt is None, params.retention) == (False, NOT_STORED)
+    params = InfillRequest.model_validate(CONTEXT | {"cache_salt": "a"}).params()
+    assert (params.cache_salt, params.retention) == ("a", NOT_RETAINED)
 
 
 REFUSED: Final[dict[str, Any]] = {
     "grammar": 'root ::= "a"',
     "json_schema": {"type": "object"},
     "lora": [{"id": 0, "scale": 0.5}],
+    "max_tokens": 127,
+    "min_new_tokens": 1,
     "mirostat": 1,
     "n": 2,
     "n_indent": -1,
@@ -122,6 +129,37 @@ async def test_what_would_change_the_output_is_refused_by_name() -> None:
             assert (response.status_code, response.json()["error"]["param"]) == (400, name)
 
 
+# They do nothing alone, or what they ask for is always there.
+WITHOUT_EFFECT: Final = {
+    "return_timings",
+    "return_tokens_as_token_ids",
+    "stream_options",
+    "truncation_side",
+}
+
+
+def test_a_field_of_completions_has_its_effect_or_is_refused() -> None:
+    known = names_of(InfillRequest) | InfillRequest.defaults.keys() | WITHOUT_EFFECT
+    assert names_of(CompletionRequest) - known == set()
+
+
+def names_of(request: type[BaseModel]) -> set[str]:
+    names: set[str] = set()
+    for name, field in request.model_fields.items():
+        others = field.validation_alias
+        names |= (
+            {str(other) for other in others.choices} if isinstance(others, AliasChoices) else {name}
+        )
+    return names
+
+
+@pytest.mark.parametrize("name", ["n_predict", "max_tokens", "max_completion_tokens"])
+async def test_the_limit_has_other_names(name: str) -> None:
+    async with served(b"y" * 9, tokenizer=Marked(*QWEN)) as server:
+        answers = [await infill(server, **{name: limit}) for limit in (2, 0, -1)]
+    assert [answer["content"] for answer in answers] == ["yy", "", "y" * 9]
+
+
 async def test_a_long_file_is_cut_as_far_as_there_is_room() -> None:
     file = {"text": "x" * 50}
     async with served(b"y", tokenizer=Marked(*QWEN), num_blocks=16) as server:
@@ -132,6 +170,15 @@ async def test_a_long_file_is_cut_as_far_as_there_is_room() -> None:
     context = 16 * 32
     assert (cut["content"], cut["truncated"], cut["tokens_evaluated"]) == ("y", True, context - 12)
     assert warm["truncated"] and context - 80 < warm["tokens_evaluated"] < context
+
+
+@pytest.mark.parametrize("n_predict", [-1, 511, 512, 100_000])
+async def test_output_gives_way_to_texts_of_up_to_half_the_context(n_predict: int) -> None:
+    async with served(b"y" * 600, tokenizer=Marked(*QWEN), num_blocks=16) as server:
+        answer = await infill(server, input_prefix="a" * 100, n_predict=n_predict)
+    num_texts = answer["tokens_evaluated"]
+    assert (answer["truncated"], 100 < num_texts < 256) == (False, True)
+    assert (answer["stop_type"], answer["tokens_predicted"]) == ("limit", 512 - num_texts)
 
 
 async def infill(server: Served, **fields: Any) -> Any:
@@ -150,6 +197,16 @@ async def test_a_text_ends_with_its_indentation(indent: int, text: str) -> None:
     events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line]
     assert "".join(event["content"] for event in events) == text
     assert events[-1]["stop_type"] == answer["stop_type"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_blank_line_is_not_indented(end: str) -> None:
+    kept = f"a{end}  b{end}  {end}  c{end} "
+    for text in (f"{kept}{end}  d", f"{kept}d"):
+        limits = LineLimits(2, 0)
+        pieces = [piece for character in text for piece in limits.add(character)]
+        assert pieces == [ContentPiece(character) for character in kept]
+        assert limits.is_finished
 
 
 def test_a_text_ends_with_a_line_after_its_time() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.chunks import chunks
@@ -145,6 +146,31 @@ async def test_an_evaluation_can_take_the_sampled_token_off(said: bytes) -> None
         assert [len(values) for values in logprobs.values()] == [len(prompt) + 1] * 4
         best = [max(top.values()) for top in logprobs["top_logprobs"][1:-1]]
         assert best == [max(each.logprob, each.top[0][1]) for each in expected]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_log_probabilities_of_an_echo_end_with_its_text(stream: bool) -> None:
+    asked = {"echo": True, "logprobs": 1, "max_tokens": 20, "stream": stream}
+    stops: tuple[dict[str, Any], ...] = (
+        {"stop": "llo"},
+        {"stop": "llo", "return_token_ids": True},
+        {"stop": "?"},
+    )
+    async with served(b"Hello!") as server:
+        cut, with_ids, whole = [
+            echoed_tokens(await server.complete("ab", **asked, **stop)) for stop in stops
+        ]
+    assert cut == [*"abHe"]
+    # One for each of the ids.
+    assert with_ids == [*"abHello"]
+    assert whole == [*"abHello!", "<end>"]
+
+
+def echoed_tokens(response: httpx.Response) -> list[str]:
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    parts = chunks(response) if is_stream else [response.json()]
+    logprobs = [choice["logprobs"] for part in parts for choice in part["choices"]]
+    return [token for each in logprobs if each is not None for token in each["tokens"]]
 
 
 @pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1}, {"return_token_ids": True}])
