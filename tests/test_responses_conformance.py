@@ -13,7 +13,7 @@ from openai.types.responses import Response
 
 from scripts.server_process import Server, wait_until
 from tests.support.live import live_server
-from tests.support.responses import PATH, checked_items, events_in, function
+from tests.support.responses import ENDLESS, PATH, checked_items, events_in, function
 from tests.support.sdk_types import check_shape
 from tests.support.weekly import weekly
 
@@ -151,9 +151,9 @@ def test_each_turn_finds_the_one_before_in_the_cache(client: openai.OpenAI) -> N
 
 
 def test_a_response_in_the_background_is_polled_and_cancelled(client: openai.OpenAI) -> None:
-    def begin(text: str, **fields: Any) -> str:
+    def begin(prompt: str, **fields: Any) -> str:
         begun: Response = client.responses.create(
-            model=MODEL, input=text, background=True, **fields
+            model=MODEL, input=prompt, background=True, **fields
         )
         return begun.id
 
@@ -165,7 +165,7 @@ def test_a_response_in_the_background_is_polled_and_cancelled(client: openai.Ope
     assert "Paris" in client.responses.retrieve(short).output_text
     items = list(client.responses.input_items.list(short))
     assert len(items) == 1
-    cancelled = client.responses.cancel(begin("Tell me a long story.", max_output_tokens=4000))
+    cancelled = client.responses.cancel(begin("Count.", text={"format": ENDLESS}))
     assert cancelled.status == "cancelled"
     client.responses.delete(short)
     with pytest.raises(openai.NotFoundError):
@@ -175,7 +175,7 @@ def test_a_response_in_the_background_is_polled_and_cancelled(client: openai.Ope
 def test_responses_outlive_the_server(tmp_path: Path) -> None:
     """What ran is failed after a kill, and after a stop that does not wait for it."""
     settings = {"data_dir": str(tmp_path), "model_id": MODEL, "shutdown_timeout": "0.1"}
-    long = {"input": QUESTION, "max_output_tokens": 8000, "background": True}
+    long = {"input": "Count.", "text": {"format": ENDLESS}, "background": True}
     with live_server(**settings) as first:
         kept = post(first, input=QUESTION, max_output_tokens=4).json()
         unfinished = post(first, **long).json()

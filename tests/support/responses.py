@@ -15,6 +15,12 @@ from tests.support.sdk_types import check_shape
 from tests.support.speaker import MODEL_ID, Served
 
 PATH: Final = "/v1/responses"
+# A format of a text that the model cannot end early.
+ENDLESS: Final = {
+    "type": "json_schema",
+    "name": "numbers",
+    "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 3000},
+}
 
 
 async def respond(server: Served, input_: Any = "Hi", **fields: Any) -> httpx.Response:
