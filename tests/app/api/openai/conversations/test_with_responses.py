@@ -1,13 +1,13 @@
 """Responses that go on from a conversation and add to it: whole, streamed, in the background, over a WebSocket."""
 
 import asyncio
-import json
+import sqlite3
 from typing import Any, Final
 
 import pytest
 
 from app.storage.disk.database import StorageError
-from app.storage.responses.conversations import ConversationStore
+from app.storage.responses.conversations import Addition, ConversationStore
 from app.storage.responses.store import ResponseStore, StoredResponse
 from app.storage.seal import Sealer
 from app.storage.storage import Storage
@@ -19,6 +19,7 @@ from tests.support.responses import (
     call,
     checked_items,
     custom,
+    events_in,
     function,
     respond,
     response,
@@ -283,29 +284,45 @@ async def test_a_response_fails_whose_items_cannot_be_stored(
         with monkeypatch.context() as patched:
             patched.setattr(ConversationStore, "finish_in", fail)
             whole = await respond(server, **fields)
-            streamed = await respond(server, stream=True, **fields)
+            streamed = await stream(server, **fields)
+            cut = await stream(server, max_output_tokens=1, **fields)
         assert await texts_of(server, conversation_id) == ["Hi"]
         await response(server, "Two", **fields)
         assert await texts_of(server, conversation_id) == ["Hi", "Two", "Hello!"]
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "unavailable")
-    last = json.loads(streamed.text.strip().rpartition("data: ")[2])
-    assert last["type"] == "response.failed"
-    assert last["response"]["error"]["message"] == "conversations cannot be stored at present"
+    for events in (streamed, cut):
+        kinds = [event["type"] for event in events[-2:]]
+        assert kinds == ["response.output_item.done", "response.failed"]
+        failed = events[-1]["response"]
+        assert failed["error"]["message"] == "conversations cannot be stored at present"
+        assert failed["completed_at"] is failed["incomplete_details"] is None
     assert "a conversation is not stored: " in caplog.text
 
 
-async def test_a_response_in_the_background_that_cannot_be_stored_has_failed(
+async def test_a_response_in_the_background_whose_items_cannot_be_stored_has_one_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StorageError("responses.sqlite: database or disk is full")
+    finish_in = ConversationStore.finish_in
+
+    def fail(store: ConversationStore, database: sqlite3.Connection, addition: Addition) -> None:
+        if addition.items:
+            raise StorageError("responses.sqlite: database or disk is full")
+        finish_in(store, database, addition)
 
     monkeypatch.setattr(ConversationStore, "finish_in", fail)
     async with served() as server:
         conversation_id = await begin(server)
-        begun = await response(server, conversation=conversation_id, background=True)
+        fields: dict[str, Any] = {"conversation": conversation_id, "background": True}
+        begun = await response(server, **fields)
         assert (await until_finished(server, begun["id"]))["status"] == "failed"
+        events = await stream(server, **fields)
+        path = f"{PATH}/{events[0]['response']['id']}"
+        again = await server.client.get(path, params={"stream": True})
+        assert (await server.client.get(path)).json() == events[-1]["response"]
         await add(server, conversation_id, "Hi")
+    ends = [event["type"] for event in events if "response" in event][3:]
+    assert ends == ["response.failed"]
+    assert events_in(again.text) == events
 
 
 # One at a time
