@@ -57,12 +57,16 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
 async def _begin(
     request: Request, body: ResponseRequest, admitted: AdmittedRequest
 ) -> tuple[ResponseRun, ResolvedRequest]:
-    """Begin to generate a response, which has its turn in its conversation until it is stored."""
+    """Begin to generate a response, which has its turn in its conversation until it is stored.
+
+    One without output adds nothing, so it needs no turn.
+    """
     # A WebSocket is kept alive without comments.
     has_comments = body.stream and LATEST not in request.scope["state"]
     engine = await engine_for(request, body.model, is_streamed=has_comments)
-    conversation = body.conversation
-    turn = None if conversation is None else await OwnResponses(request).take_turn(conversation)
+    turn = None
+    if body.conversation is not None and body.generates:
+        turn = await OwnResponses(request).take_turn(body.conversation)
     with _own_names():
         resolved = await resolve(request, body)
         attached = await attached_to(request, engine.model, resolved.attachments)

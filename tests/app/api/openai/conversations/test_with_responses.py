@@ -204,6 +204,19 @@ async def test_what_cannot_be_continued_is_said_of_the_conversation() -> None:
     assert "more than 8192 items" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "fields", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}]
+)
+@pytest.mark.parametrize("store", [True, False])
+async def test_what_only_fills_the_cache_adds_nothing(store: bool, fields: dict[str, Any]) -> None:
+    async with served() as server:
+        conversation_id = await begin(server, user("Hi"))
+        warmed = await response(server, "One", conversation=conversation_id, store=store, **fields)
+        assert await texts_of(server, conversation_id) == ["Hi"]
+        counted = await count(server, input="One", conversation=conversation_id)
+    assert (warmed["output"], warmed["usage"]["input_tokens"]) == ([], counted)
+
+
 # How a response ends
 
 
