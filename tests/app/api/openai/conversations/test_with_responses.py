@@ -115,7 +115,8 @@ async def test_tools_of_a_conversation_can_be_chosen() -> None:
     async with served(call("patch", input="x").encode(), tokenizer=Bytes()) as server:
         conversation_id = await begin(server, joined)
         chosen = {"type": "custom", "name": "patch"}
-        answer = await response(server, conversation=conversation_id, tool_choice=chosen)
+        fields = {"tool_choice": chosen, "tools": [{"type": "web_search"}]}
+        answer = await response(server, conversation=conversation_id, **fields)
     assert answer["output"][0]["name"] == "patch"
 
 
@@ -171,6 +172,7 @@ async def test_a_conversation_is_compacted_in_itself_only() -> None:
         ({"conversation": {}}, 400, "conversation.id", "required"),
         ({"input": []}, 400, "input", "nothing to respond to"),
         ({"tool_choice": "required"}, 400, "tool_choice", "needs a tool"),
+        ({"tools": [{"type": "web_search"}]}, 400, "tools", "pass a function"),
     ],
 )
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
