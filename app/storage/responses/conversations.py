@@ -39,6 +39,7 @@ DELETE FROM conversations WHERE id IN (
 _FORWARDS: Final = "number > ? ORDER BY number"
 _BACKWARDS: Final = "number < ? ORDER BY number DESC"
 _LAST: Final = 2**63 - 1
+_PIECE_CHARACTERS: Final = 1 << 20
 
 
 class ItemPage(NamedTuple):
@@ -165,24 +166,35 @@ class ConversationStore:
             ).fetchall()
         return ItemPage([body for (body,) in rows[:limit]], len(rows) > limit)
 
-    def items(self, owner: str, conversation_id: str) -> list[str]:
-        """Return all items."""
-        page = self.page(owner, conversation_id, after=None, limit=_LAST - 1, order="asc")
-        return list(page.items)
+    def backwards(self, owner: str, conversation_id: str) -> Iterator[tuple[str, str]]:
+        """Yield the ids and the JSON of the items, the last one first, a few of them in memory at a time."""
+        start = _LAST
+        while rows := self._piece(owner, conversation_id, start):
+            for number, item_id, body in rows:
+                yield item_id, body
+                start = number
 
-    def num_characters(self, owner: str, conversation_id: str) -> int:
-        """Return how long all items are."""
+    def _piece(self, owner: str, conversation_id: str, start: int) -> list[tuple[int, str, str]]:
+        rows, size = [], 0
         with self._found(owner, conversation_id) as (database, _):
-            (total,) = database.execute(
-                "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM conversation_items "
-                "WHERE conversation_id = ?",
-                (conversation_id,),
-            ).fetchone()
-        return int(total)
+            for row in database.execute(
+                "SELECT number, id, body FROM conversation_items "
+                f"WHERE conversation_id = ? AND {_BACKWARDS}",
+                (conversation_id, start),
+            ):
+                rows.append(row)
+                if (size := size + len(row[-1])) > _PIECE_CHARACTERS:
+                    break
+        return rows
 
     def use(self, turn: ConversationTurn) -> None:
-        """Begin the time for which a conversation is kept again, which shows also that the disk is not full."""
+        """Begin the time for which a conversation is kept again, which shows also that the disk is not full.
+
+        Raises:
+            ItemsRefused: it has so many bytes that no more can be added.
+        """
         with self._found(turn.owner, turn.conversation_id) as (database, _):
+            self._check_size(database, turn.conversation_id)
             self._use(database, turn.conversation_id, 0)
 
     def finish(self, addition: Addition) -> None:
@@ -218,12 +230,16 @@ class ConversationStore:
         if repeated := known.intersection(items):
             raise ItemsRefused(f"the conversation has an item with the id {min(repeated)!r}")
         self._insert(database, conversation_id, items)
+        self._check_size(database, conversation_id)
+        self.drop_old(database, owner)
+
+    def _check_size(self, database: sqlite3.Connection, conversation_id: str) -> None:
         (num_bytes,) = database.execute(
             "SELECT num_bytes FROM conversations WHERE id = ?", (conversation_id,)
         ).fetchone()
-        if num_bytes > self._limits.max_bytes:
-            raise ItemsRefused(f"a conversation has at most {self._limits.max_bytes} bytes")
-        self.drop_old(database, owner)
+        if num_bytes > (limit := self._limits.max_bytes):
+            message = f"a conversation has at most {limit} bytes (MLX_SERVER_MAX_STORED_MIB)"
+            raise ItemsRefused(message)
 
     def _insert(self, database: sqlite3.Connection, conversation_id: str, items: Items) -> None:
         database.executemany(

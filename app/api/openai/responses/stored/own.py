@@ -19,9 +19,11 @@ from app.http.request_lifetime import held_by
 from app.http.streams.event_log import EventLog
 from app.server_state import server_state
 from app.storage.disk.in_thread import in_thread
+from app.storage.responses.conversation_tables import ItemsRefused
 from app.storage.responses.conversation_turns import ConversationTurn
 from app.storage.responses.conversations import Addition
 from app.storage.responses.store import StoredResponse
+from batching import InvalidRequest
 
 # The statuses of responses whose items join a conversation: what failed can be tried again.
 _JOINING: Final = ("completed", "incomplete")
@@ -127,13 +129,17 @@ class OwnResponses:
         Raises:
             ConversationNotFound: the client has none with this id.
             ConversationLocked: another response has its turn.
+            InvalidRequest: it has so many bytes that no more can be added.
             Unavailable: nothing can be stored.
         """
         conversations = self._store.conversations
         with conversation_errors(conversation_id):
             turn = conversations.turns.take(self._owner, conversation_id)
             held_by(self._request).callback(turn.close)
-            await in_thread(partial(conversations.use, turn))
+            try:
+                await in_thread(partial(conversations.use, turn))
+            except ItemsRefused as error:
+                raise InvalidRequest("conversation", str(error)) from None
         return turn
 
     async def resolved(

@@ -1,11 +1,13 @@
 """Responses that go on from a conversation and add to it: whole, streamed, in the background, over a WebSocket."""
 
 import asyncio
+import json
 import sqlite3
 from typing import Any, Final
 
 import pytest
 
+from app.http.client import ANONYMOUS
 from app.storage.disk.database import StorageError
 from app.storage.responses.conversations import Addition, ConversationStore
 from app.storage.responses.store import ResponseStore, StoredResponse
@@ -35,6 +37,7 @@ LOCKED: Final = {
     "param": "conversation",
     "code": "conversation_locked",
 }
+TRIGGER: Final = {"type": "compaction_trigger"}
 IMAGE: Final = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 
 
@@ -142,15 +145,15 @@ async def test_an_id_that_a_client_repeats_is_in_the_conversation_once() -> None
 async def test_a_summary_stands_for_what_was_before() -> None:
     told = {"role": "developer", "content": "Be kind.", "id": "told"}
     async with served(b"They greet.") as server:
-        conversation_id = await begin(server, told, user("Hi" * 99, id="greeting"))
-        trigger = {"type": "compaction_trigger"}
-        (summary,) = (await response(server, [trigger], conversation=conversation_id))["output"]
+        called = {"type": "function_call", "call_id": "1", "name": "system"}
+        conversation_id = await begin(server, told, user("Hi" * 99, id="greeting"), called)
+        (summary,) = (await response(server, [TRIGGER], conversation=conversation_id))["output"]
         counted = await count(server, input="And?", conversation=conversation_id)
         assert counted == await count(server, input=[told, summary, user("And?")])
         # Also an id of an item that it stands for is that of another.
         await response(server, [user("And?", id="greeting")], conversation=conversation_id)
         kinds = [item["type"] for item in await items_of(server, conversation_id)]
-    assert kinds == ["message", "message", "compaction", "message", "message"]
+    assert kinds == ["message", "message", "function_call", "compaction", "message", "message"]
 
 
 async def test_a_conversation_is_compacted_in_itself_only() -> None:
@@ -200,10 +203,54 @@ async def test_what_cannot_be_continued_is_said_of_the_conversation() -> None:
         long = await begin(server, user("y" * 900))
         object.__setattr__(server.service.settings, "max_body_bytes", 900)
         bounded = await respond(server, conversation=long)
-    error = forged.json()["error"]
-    assert (error["param"], error["code"]) == ("conversation", "invalid_encrypted_content")
-    assert "longer than 900 characters" in bounded.json()["error"]["message"]
-    assert "more than 8192 items" in refused.json()["error"]["message"]
+    errors = [answer.json()["error"] for answer in (forged, refused, bounded)]
+    assert [error["param"] for error in errors] == ["conversation"] * 3
+    assert errors[0]["code"] == "invalid_encrypted_content"
+    assert "more than 8192 items" in errors[1]["message"]
+    assert "longer than 900 characters (MLX_SERVER_MAX_BODY_BYTES)" in errors[2]["message"]
+
+
+async def test_a_conversation_of_the_most_items_is_summarized_and_goes_on() -> None:
+    async with served(b"So.", num_blocks=4096) as server:
+        conversation_id = await begin(server)
+        items = {str(n): json.dumps(user("", type="message", id=str(n))) for n in range(8191)}
+        conversations = server.service.storage.responses.conversations
+        conversations.add(ANONYMOUS.key_digest, conversation_id, items)
+        await response(server, conversation=conversation_id)
+        refused = await respond(server, conversation=conversation_id)
+        await response(server, [TRIGGER], conversation=conversation_id)
+        await response(server, conversation=conversation_id)
+    error = refused.json()["error"]
+    assert (error["param"], refused.status_code) == ("conversation", 400)
+    assert "more than 8192 items" in error["message"]
+
+
+async def test_a_conversation_of_the_most_characters_is_summarized_again_and_again() -> None:
+    async with served(b"So.") as server:
+        object.__setattr__(server.service.settings, "max_body_bytes", 1200)
+        conversation_id = await begin(server, user("y" * 900))
+        for _ in range(3):
+            while (answer := await respond(server, conversation=conversation_id)).is_success:
+                pass
+            assert "longer than 1200 characters" in answer.json()["error"]["message"]
+            await response(server, [TRIGGER], conversation=conversation_id)
+        # The limit is of what is read: the conversation has more.
+        assert len(json.dumps(await items_of(server, conversation_id, limit=100))) > 2000
+
+
+async def test_a_conversation_of_too_many_bytes_goes_on_once_items_are_deleted() -> None:
+    async with served(max_stored_mib=1) as server:
+        conversation_id = await begin(server)
+        conversations = server.service.storage.responses.conversations
+        turn = conversations.turns.take(ANONYMOUS.key_digest, conversation_id)
+        large = json.dumps(user("y" * (1 << 20), type="message", id="large"))
+        conversations.finish(Addition(turn, {"large": large}))
+        refused = await respond(server, conversation=conversation_id)
+        await server.client.delete(f"{CONVERSATIONS}/{conversation_id}/items/large")
+        await response(server, conversation=conversation_id)
+    error = refused.json()["error"]
+    assert (error["param"], refused.status_code) == ("conversation", 400)
+    assert "at most 1048576 bytes (MLX_SERVER_MAX_STORED_MIB)" in error["message"]
 
 
 @pytest.mark.parametrize(
