@@ -27,14 +27,12 @@ from app.storage.responses.limits import StoreLimits
 MAX_ITEMS: Final = 8192
 
 # The one that was used last stays, however large it is.
-_DROP_UNUSED: Final = """
+_UNUSED: Final = """
 WITH latest AS (
     SELECT id, ROW_NUMBER() OVER latest_first AS position, SUM(num_bytes) OVER latest_first AS total
     FROM conversations WHERE owner = ? WINDOW latest_first AS (ORDER BY used DESC, rowid DESC)
 )
-DELETE FROM conversations WHERE id IN (
-    SELECT id FROM latest WHERE position > ? OR total > ? AND position > 1
-)
+SELECT id FROM latest WHERE position > ? OR total > ? AND position > 1
 """
 _FORWARDS: Final = "number > ? ORDER BY number"
 _BACKWARDS: Final = "number < ? ORDER BY number DESC"
@@ -211,10 +209,16 @@ class ConversationStore:
         turn.close()
 
     def drop_old(self, database: sqlite3.Connection, owner: str) -> None:
-        """Drop conversations that are too old, and those of an owner that are too many."""
+        """Drop conversations that are too old, and those of an owner that are too many and without a turn."""
         limits = self._limits
         database.execute("DELETE FROM conversations WHERE used < ?", (self._oldest(),))
-        database.execute(_DROP_UNUSED, (owner, limits.max_responses, limits.max_bytes))
+        unused = database.execute(
+            _UNUSED, (owner, limits.max_responses, limits.max_bytes)
+        ).fetchall()
+        database.executemany(
+            "DELETE FROM conversations WHERE id = ?",
+            [row for row in unused if not self.turns.is_taken(owner, *row)],
+        )
 
     def _add(
         self, database: sqlite3.Connection, owner: str, conversation_id: str, items: Items

@@ -151,6 +151,19 @@ def test_those_that_were_used_last_are_kept(store: ConversationStore, clock: Clo
     assert store.get("you", "yours")
 
 
+def test_one_that_has_a_turn_is_kept(store: ConversationStore, clock: Clock) -> None:
+    store.create("me", "a", "{}", {})
+    turn = store.turns.take("me", "a")
+    store.turns.take("you", "b")
+    for name in "bcde":
+        clock.now += 1
+        store.create("me", name, "{}", {})
+    assert [name for name in "abcde" if has(store, name)] == ["a", "c", "d", "e"]
+    store.finish(Addition(turn, named("x")))
+    assert [name for name in "abcde" if has(store, name)] == ["a", "d", "e"]
+    assert bodies(store, "a") == ["x"]
+
+
 def test_the_bytes_of_an_owner_are_bounded_but_for_the_one_used_last() -> None:
     with closing(ResponseStore(StoreLimits(max_bytes=100))) as responses:
         store = responses.conversations
