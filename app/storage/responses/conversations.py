@@ -231,8 +231,9 @@ class ConversationStore:
         }
         if len(known) + len(items) > MAX_ITEMS:
             raise ItemsRefused(f"a conversation has at most {MAX_ITEMS} items")
-        if repeated := known.intersection(items):
-            raise ItemsRefused(f"the conversation has an item with the id {min(repeated)!r}")
+        for index, item_id in enumerate(items):
+            if item_id in known:
+                raise ItemsRefused("the conversation has an item with this id", index)
         self._insert(database, conversation_id, items)
         self._check_size(database, conversation_id)
         self.drop_old(database, owner)

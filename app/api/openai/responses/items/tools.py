@@ -101,7 +101,10 @@ _CALLABLE: Final[dict[str, Callable[[Any], FunctionTool | CustomTool]]] = {
     "function": FunctionTool.model_validate,
     "custom": CustomTool.model_validate,
 }
-_NestedTool = Annotated[FunctionTool | CustomTool, BeforeValidator(by_type(_CALLABLE))]
+_REFUSED: Final = dict.fromkeys(REFUSED, refuse)
+_NestedTool = Annotated[
+    FunctionTool | CustomTool, BeforeValidator(by_type({**_REFUSED, **_CALLABLE}))
+]
 
 
 class NamespaceTool(RequestModel):
@@ -121,7 +124,7 @@ class NamespaceTool(RequestModel):
 AnyTool = FunctionTool | CustomTool | NamespaceTool | HostedTool
 
 _KINDS: Final[dict[str, Callable[[Any], AnyTool]]] = {
-    **dict.fromkeys(REFUSED, refuse),
+    **_REFUSED,
     **dict.fromkeys(UNASKED, HostedTool.model_validate),
     **_CALLABLE,
     "namespace": NamespaceTool.model_validate,
@@ -164,7 +167,7 @@ class NamedChoice(RequestModel):
 
 
 _ALLOWED: Final[dict[str, Callable[[Any], NamedChoice | HostedTool]]] = {
-    **dict.fromkeys(REFUSED, refuse),
+    **_REFUSED,
     **dict.fromkeys(UNASKED, HostedTool.model_validate),
     **dict.fromkeys(("function", "custom"), NamedChoice.model_validate),
 }

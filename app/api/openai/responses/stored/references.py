@@ -136,7 +136,8 @@ class Resolver:
     def _item(self, param: str, item_id: str) -> InputItem:
         if item_id not in self._read:
             if (text := self._store.item(self._owner, item_id)) is None:
-                raise ItemNotFound(item_id, param.partition(".")[0])
+                # Of a response OpenAI names the whole input.
+                raise ItemNotFound(item_id, "input" if param.startswith("input.") else param)
             self._read[item_id] = _reread(json.loads(text), param), len(text)
         item, num_characters = self._read[item_id]
         self._count(num_characters, param)
