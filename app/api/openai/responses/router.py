@@ -136,10 +136,9 @@ def _save(request: Request, resolved: ResolvedRequest, turn: ConversationTurn | 
     """
     body = resolved.body
     is_line = client_of(request).is_batch and "store" not in body.model_fields_set
-    own = OwnResponses(request)
-    keep = own.remember if is_line or not body.store else own.put
+    put = partial(OwnResponses(request).put, store=body.store and not is_line)
     if turn is None:
-        return partial(keep, input_items=partial(stored_input, resolved.items))
+        return partial(put, input_items=partial(stored_input, resolved.items))
     # A response in the background is stored twice, with the same ids of its items.
     given = cache(partial(stored_input, resolved.items, resolved.num_before))
-    return partial(keep, input_items=given, turn=turn)
+    return partial(put, input_items=given, turn=turn)
