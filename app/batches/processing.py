@@ -24,6 +24,9 @@ _GATHERING: Final = 0.1
 # Bytes of lines that are read at a time.
 _PIECE: Final = 1 << 16
 
+# What an error has whose line can be served once another response has ended its turn in the conversation.
+_LOCKED: Final = b'"code": "conversation_locked"'
+
 # Takes the endpoint, the body, the client and the id of the request.
 Dispatch = Callable[[str, bytes, Client, str], Awaitable[InnerResponse]]
 
@@ -58,7 +61,8 @@ class Journal:
 class LineProcessor:
     """Sends each line to its endpoint and records the response.
 
-    If the response says that the server is overloaded or not available, the line is sent again later.
+    If the response says that the server is overloaded or not available, or that another one is adding to the
+    conversation, the line is sent again later.
     """
 
     def __init__(
@@ -118,7 +122,7 @@ class LineProcessor:
         request_id = record_id(self._batch_id, request.number)
         while True:
             response = await self._dispatch(request.url, request.body, self._client, request_id)
-            if response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            if not _passes(response):
                 break
             await self._pacer.back_off()
         slot.release()
@@ -127,6 +131,13 @@ class LineProcessor:
     async def _put(self, record: Record) -> None:
         await self._journal.put(record)
         self._on_record(record)
+
+
+def _passes(response: InnerResponse) -> bool:
+    """Return whether a response is an error that goes by itself."""
+    if response.status == HTTPStatus.BAD_REQUEST:
+        return _LOCKED in response.body
+    return response.status == HTTPStatus.SERVICE_UNAVAILABLE
 
 
 def _release(slot: Slot, _: "asyncio.Task[None]") -> None:

@@ -38,6 +38,10 @@ class EventLog:
         """Add frames, which followers see once they are published."""
         self._frames += frames
 
+    def drop_unpublished(self) -> None:
+        """Forget frames that no follower has seen."""
+        del self._frames[self._num_published :]
+
     def publish(self) -> None:
         self._num_published = len(self._frames)
         grown, self._grown = self._grown, asyncio.Event()

@@ -40,7 +40,14 @@ class ItemMissing(LookupError):
 
 
 class ItemsRefused(ValueError):
-    """The items cannot be added; the message says why."""
+    """The items cannot be added; the message says why.
+
+    index: of the one at fault; None if it is all of them.
+    """
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,12 @@ class ConversationTurns:
 
     def check_free(self, owner: str, conversation_id: str) -> None:
         """Raise ConversationBusy if a response has its turn."""
-        if (owner, conversation_id) in self._taken:
+        if self.is_taken(owner, conversation_id):
             raise ConversationBusy
+
+    def is_taken(self, owner: str, conversation_id: str) -> bool:
+        """Return whether a response has its turn."""
+        return (owner, conversation_id) in self._taken
 
     def end(self, turn: ConversationTurn) -> None:
         key = turn.owner, turn.conversation_id

@@ -27,18 +27,17 @@ from app.storage.responses.limits import StoreLimits
 MAX_ITEMS: Final = 8192
 
 # The one that was used last stays, however large it is.
-_DROP_UNUSED: Final = """
+_UNUSED: Final = """
 WITH latest AS (
     SELECT id, ROW_NUMBER() OVER latest_first AS position, SUM(num_bytes) OVER latest_first AS total
     FROM conversations WHERE owner = ? WINDOW latest_first AS (ORDER BY used DESC, rowid DESC)
 )
-DELETE FROM conversations WHERE id IN (
-    SELECT id FROM latest WHERE position > ? OR total > ? AND position > 1
-)
+SELECT id FROM latest WHERE position > ? OR total > ? AND position > 1
 """
 _FORWARDS: Final = "number > ? ORDER BY number"
 _BACKWARDS: Final = "number < ? ORDER BY number DESC"
 _LAST: Final = 2**63 - 1
+_PIECE_CHARACTERS: Final = 1 << 20
 
 
 class ItemPage(NamedTuple):
@@ -165,24 +164,35 @@ class ConversationStore:
             ).fetchall()
         return ItemPage([body for (body,) in rows[:limit]], len(rows) > limit)
 
-    def items(self, owner: str, conversation_id: str) -> list[str]:
-        """Return all items."""
-        page = self.page(owner, conversation_id, after=None, limit=_LAST - 1, order="asc")
-        return list(page.items)
+    def backwards(self, owner: str, conversation_id: str) -> Iterator[tuple[str, str]]:
+        """Yield the ids and the JSON of the items, the last one first, a few of them in memory at a time."""
+        start = _LAST
+        while rows := self._piece(owner, conversation_id, start):
+            for number, item_id, body in rows:
+                yield item_id, body
+                start = number
 
-    def num_characters(self, owner: str, conversation_id: str) -> int:
-        """Return how long all items are."""
+    def _piece(self, owner: str, conversation_id: str, start: int) -> list[tuple[int, str, str]]:
+        rows, size = [], 0
         with self._found(owner, conversation_id) as (database, _):
-            (total,) = database.execute(
-                "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM conversation_items "
-                "WHERE conversation_id = ?",
-                (conversation_id,),
-            ).fetchone()
-        return int(total)
+            for row in database.execute(
+                "SELECT number, id, body FROM conversation_items "
+                f"WHERE conversation_id = ? AND {_BACKWARDS}",
+                (conversation_id, start),
+            ):
+                rows.append(row)
+                if (size := size + len(row[-1])) > _PIECE_CHARACTERS:
+                    break
+        return rows
 
     def use(self, turn: ConversationTurn) -> None:
-        """Begin the time for which a conversation is kept again, which shows also that the disk is not full."""
+        """Begin the time for which a conversation is kept again, which shows also that the disk is not full.
+
+        Raises:
+            ItemsRefused: it has so many bytes that no more can be added.
+        """
         with self._found(turn.owner, turn.conversation_id) as (database, _):
+            self._check_size(database, turn.conversation_id)
             self._use(database, turn.conversation_id, 0)
 
     def finish(self, addition: Addition) -> None:
@@ -199,10 +209,16 @@ class ConversationStore:
         turn.close()
 
     def drop_old(self, database: sqlite3.Connection, owner: str) -> None:
-        """Drop conversations that are too old, and those of an owner that are too many."""
+        """Drop conversations that are too old, and those of an owner that are too many and without a turn."""
         limits = self._limits
         database.execute("DELETE FROM conversations WHERE used < ?", (self._oldest(),))
-        database.execute(_DROP_UNUSED, (owner, limits.max_responses, limits.max_bytes))
+        unused = database.execute(
+            _UNUSED, (owner, limits.max_responses, limits.max_bytes)
+        ).fetchall()
+        database.executemany(
+            "DELETE FROM conversations WHERE id = ?",
+            [row for row in unused if not self.turns.is_taken(owner, *row)],
+        )
 
     def _add(
         self, database: sqlite3.Connection, owner: str, conversation_id: str, items: Items
@@ -215,15 +231,20 @@ class ConversationStore:
         }
         if len(known) + len(items) > MAX_ITEMS:
             raise ItemsRefused(f"a conversation has at most {MAX_ITEMS} items")
-        if repeated := known.intersection(items):
-            raise ItemsRefused(f"the conversation has an item with the id {min(repeated)!r}")
+        for index, item_id in enumerate(items):
+            if item_id in known:
+                raise ItemsRefused("the conversation has an item with this id", index)
         self._insert(database, conversation_id, items)
+        self._check_size(database, conversation_id)
+        self.drop_old(database, owner)
+
+    def _check_size(self, database: sqlite3.Connection, conversation_id: str) -> None:
         (num_bytes,) = database.execute(
             "SELECT num_bytes FROM conversations WHERE id = ?", (conversation_id,)
         ).fetchone()
-        if num_bytes > self._limits.max_bytes:
-            raise ItemsRefused(f"a conversation has at most {self._limits.max_bytes} bytes")
-        self.drop_old(database, owner)
+        if num_bytes > (limit := self._limits.max_bytes):
+            message = f"a conversation has at most {limit} bytes (MLX_SERVER_MAX_STORED_MIB)"
+            raise ItemsRefused(message)
 
     def _insert(self, database: sqlite3.Connection, conversation_id: str, items: Items) -> None:
         database.executemany(

@@ -46,6 +46,10 @@ def named(*ids: str, size: int = 1) -> Mapping[str, str]:
     return {item_id: item_id * size for item_id in ids}
 
 
+def bodies(store: ConversationStore, conversation_id: str) -> list[str]:
+    return [body for _, body in store.backwards("me", conversation_id)][::-1]
+
+
 def has(store: ConversationStore, conversation_id: str) -> bool:
     try:
         store.get("me", conversation_id)
@@ -69,7 +73,7 @@ def test_a_conversation_is_its_owners(store: ConversationStore) -> None:
         lambda: store.add("you", "c", named("b")),
         lambda: store.item("you", "c", "a"),
         lambda: store.delete_item("you", "c", "a"),
-        lambda: store.items("you", "c"),
+        lambda: [*store.backwards("you", "c")],
         lambda: store.use(store.turns.take("you", "c")),
         lambda: store.get("me", "other"),
     ]
@@ -83,14 +87,14 @@ def test_items_are_in_their_order(store: ConversationStore) -> None:
     store.create("me", "c", "{}", named("b", "a"))
     store.create("me", "other", "{}", named("a", "z"))
     store.add("me", "c", named("d", "c"))
-    assert store.items("me", "c") == ["b", "a", "d", "c"]
+    assert bodies(store, "c") == ["b", "a", "d", "c"]
     assert store.item("me", "c", "d") == "d"
     assert store.delete_item("me", "c", "d") == store.get("me", "c")
     for take in (store.item, store.delete_item):
         with pytest.raises(ItemMissing, match="d"):
             take("me", "c", "d")
-    assert store.items("me", "c") == ["b", "a", "c"]
-    assert store.items("me", "other") == ["a", "z"]
+    assert bodies(store, "c") == ["b", "a", "c"]
+    assert bodies(store, "other") == ["a", "z"]
 
 
 def test_pages_follow_an_item(store: ConversationStore) -> None:
@@ -103,14 +107,23 @@ def test_pages_follow_an_item(store: ConversationStore) -> None:
         store.page("me", "c", after="d", limit=1, order="asc")
 
 
+def test_items_are_read_backwards_a_few_at_a_time(store: ConversationStore) -> None:
+    items = named(*"abcdef", size=600_000)
+    store.create("me", "c", "{}", items)
+    reading = store.backwards("me", "c")
+    assert next(reading) == ("f", items["f"])
+    store.delete_item("me", "c", "b")
+    assert [item_id for item_id, _ in reading] == ["e", "d", "c", "a"]
+
+
 def test_items_that_cannot_be_added_change_nothing(store: ConversationStore) -> None:
     with pytest.raises(ItemsRefused, match=f"at most {MAX_ITEMS} items"):
         store.create("me", "large", "{}", {str(number): "" for number in range(MAX_ITEMS + 1)})
     assert not has(store, "large")
     store.create("me", "c", "{}", named("a"))
-    with pytest.raises(ItemsRefused, match="an item with the id 'a'"):
+    with pytest.raises(ItemsRefused, match="an item with this id"):
         store.add("me", "c", named("b", "a"))
-    assert store.items("me", "c") == ["a"]
+    assert bodies(store, "c") == ["a"]
 
 
 def test_a_conversation_has_so_many_bytes_at_most() -> None:
@@ -138,6 +151,19 @@ def test_those_that_were_used_last_are_kept(store: ConversationStore, clock: Clo
     assert store.get("you", "yours")
 
 
+def test_one_that_has_a_turn_is_kept(store: ConversationStore, clock: Clock) -> None:
+    store.create("me", "a", "{}", {})
+    turn = store.turns.take("me", "a")
+    store.turns.take("you", "b")
+    for name in "bcde":
+        clock.now += 1
+        store.create("me", name, "{}", {})
+    assert [name for name in "abcde" if has(store, name)] == ["a", "c", "d", "e"]
+    store.finish(Addition(turn, named("x")))
+    assert [name for name in "abcde" if has(store, name)] == ["a", "d", "e"]
+    assert bodies(store, "a") == ["x"]
+
+
 def test_the_bytes_of_an_owner_are_bounded_but_for_the_one_used_last() -> None:
     with closing(ResponseStore(StoreLimits(max_bytes=100))) as responses:
         store = responses.conversations
@@ -157,7 +183,7 @@ def test_a_conversation_is_gone_some_time_after_its_last_use(
     store.use(store.turns.take("me", "used"))
     clock.now += 11
     assert not has(store, "old")
-    assert store.items("me", "used") == ["a"]
+    assert bodies(store, "used") == ["a"]
     responses.put("me", "r", response())
     with closing(sqlite3.connect(tmp_path / "responses.sqlite")) as other:
         assert list(other.execute("SELECT id FROM conversations")) == [("used",)]
@@ -180,7 +206,7 @@ def test_during_a_turn_nothing_else_changes_the_items(store: ConversationStore) 
             call()
     store.turns.take("you", "c").close()
     store.update("me", "c", '{"a": "b"}')
-    assert store.items("me", "c") == ["a"]
+    assert bodies(store, "c") == ["a"]
     turn.close()
     after = store.turns.take("me", "c")
     turn.close()
@@ -195,7 +221,7 @@ def test_a_response_is_stored_with_what_it_adds_or_not_at_all(
     store.create("me", "c", "{}", named("a"))
     turn = store.turns.take("me", "c")
     responses.put("me", "r", response(Addition(turn, named("b"))))
-    assert store.items("me", "c") == ["a", "b"]
+    assert bodies(store, "c") == ["a", "b"]
     turn = store.turns.take("me", "c")
     with closing(sqlite3.connect(tmp_path / "responses.sqlite")) as other:
         other.execute(
@@ -205,7 +231,7 @@ def test_a_response_is_stored_with_what_it_adds_or_not_at_all(
     with pytest.raises(StorageError, match="the disk is full"):
         responses.put("me", "s", response(Addition(turn, named("c"))))
     assert responses.get("me", "s") is None
-    assert store.items("me", "c") == ["a", "b"]
+    assert bodies(store, "c") == ["a", "b"]
 
 
 _KILLED: Final = """
@@ -233,7 +259,7 @@ def test_a_kill_before_the_commit_leaves_neither(tmp_path: Path) -> None:
     assert done.returncode == -SIGKILL
     with closing(ResponseStore(folder=tmp_path)) as responses:
         assert responses.get("me", "r") is None
-        assert responses.conversations.items("me", "c") == ["a"]
+        assert [*responses.conversations.backwards("me", "c")] == [("a", "a")]
         responses.conversations.turns.take("me", "c").close()
 
 
@@ -247,6 +273,18 @@ def test_a_conversation_that_is_deleted_meanwhile_gets_nothing(
     assert responses.get("me", "r") is not None
     assert not has(store, "c")
     store.turns.take("me", "c").close()
+
+
+def test_a_conversation_that_is_too_large_has_no_further_turn() -> None:
+    """What a response adds has been generated, so it is counted before the next one."""
+    with closing(ResponseStore(StoreLimits(max_bytes=10))) as responses:
+        store = responses.conversations
+        store.create("me", "c", "{}", named("a"))
+        turn = store.turns.take("me", "c")
+        store.use(turn)
+        store.finish(Addition(turn, named("b", size=11)))
+        with pytest.raises(ItemsRefused, match="at most 10 bytes"):
+            store.use(store.turns.take("me", "c"))
 
 
 # Versions
@@ -282,5 +320,6 @@ def test_what_was_stored_before_there_were_conversations_stays(
         with closing(ResponseStore(folder=tmp_path, clock=clock)) as store:
             assert store.get("me", "r") == StoredResponse("old", "[]", True)
             store.conversations.create("me", f"c{clock.now}", "{}", named("a"))
-            assert store.conversations.items("me", "c1000.0") == ["a"]
+            found = store.conversations.backwards("me", "c1000.0")
+            assert [*found] == [("a", "a")]
         clock.now += 1

@@ -43,8 +43,14 @@ class ItemWriter:
         self,
         request: Request,
         include: Annotated[_Include, Query(max_length=64)] = None,
-        # As OpenAI's SDKs write it.
-        in_brackets: Annotated[_Include, Query(alias="include[]", max_length=64)] = None,
+        in_brackets: Annotated[
+            _Include,
+            Query(
+                alias="include[]",
+                max_length=64,
+                description="The same as `include`, as OpenAI's SDKs write it.",
+            ),
+        ] = None,
     ) -> None:
         included = {*(include or ()), *(in_brackets or ())}
         self._sealer = server_state(request).sealer if ENCRYPTED_REASONING in included else None

@@ -49,7 +49,8 @@ class OwnConversation:
         except ItemMissing as error:
             raise NotFound(f"Item with id '{error}' not found.") from None
         except ItemsRefused as error:
-            raise InvalidRequest("items", str(error)) from None
+            param = "items" if error.index is None else f"items.{error.index}.id"
+            raise InvalidRequest(param, str(error)) from None
 
     async def call_in_thread(self, method: _Method[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do what `call` does, to the end also if the caller's task is cancelled meanwhile."""

@@ -5,12 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from app.api.openai.responses.items.input_items import InputItems, all_tools
-from app.api.openai.responses.items.tools import (
-    ToolChoice,
-    ToolList,
-    check_not_alone,
-    check_tool_choice,
-)
+from app.api.openai.responses.items.tools import ToolChoice, ToolList, check_tools
 from app.api.openai.responses.stored.references import Before
 from app.api.openai.schemas.prompt_cache import PromptCacheFields, ResponseCacheOptions
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
@@ -204,12 +199,10 @@ class ResponseRequest(PromptCacheFields):
         return self
 
     @model_validator(mode="after")
-    def _check_tool_choice(self) -> Self:
+    def _check_own_tools(self) -> Self:
         # Tools may be among the items that it goes on from.
         if self.before is None:
-            names = all_tools(self.tools, self.input)
-            check_not_alone(self.tools, names, self.tool_choice)
-            check_tool_choice(names, self.tool_choice)
+            check_tools(self.tools, all_tools(self.tools, self.input), self.tool_choice)
         return self
 
     @model_validator(mode="after")

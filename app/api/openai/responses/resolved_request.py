@@ -19,7 +19,7 @@ from app.api.openai.responses.conversation import (
 from app.api.openai.responses.event_writer import OutputOptions
 from app.api.openai.responses.items.input_items import CompactionTrigger, InputItem, all_tools
 from app.api.openai.responses.items.output_items import ResponseConversation, ResponseObject
-from app.api.openai.responses.items.tools import CallableTool, check_tool_choice
+from app.api.openai.responses.items.tools import CallableTool, check_tools
 from app.api.openai.responses.request import ENCRYPTED_REASONING, ResponseRequest
 from app.api.openai.responses.stored.own import OwnResponses
 from app.api.openai.schemas.queue_options import served_tier
@@ -104,7 +104,7 @@ async def resolve(request: Request, body: ResponseRequest) -> ResolvedRequest:
     """Complete the input of a request by the items that it goes on from.
 
     Raises:
-        RequestError: a response or an item that it names does not exist, or the choice names no tool.
+        RequestError: a response or an item that it names does not exist, or see `check_tools`.
     """
     given = body.input
     compacts = bool(given) and isinstance(given[-1], CompactionTrigger)
@@ -114,9 +114,9 @@ async def resolve(request: Request, body: ResponseRequest) -> ResolvedRequest:
         raise InvalidRequest("input", "there is nothing to respond to")
     tools = all_tools(body.tools, items)
     try:
-        check_tool_choice(tools, body.tool_choice)
+        check_tools(body.tools, tools, body.tool_choice)
     except PydanticCustomError as error:
-        raise InvalidRequest("tool_choice", error.message()) from None
+        raise InvalidRequest((error.context or {})["param"], error.message()) from None
     num_before, sealer = len(items) - len(given), server_state(request).sealer
     return ResolvedRequest(body, items, num_before, compacts, tools, sealer)
 

@@ -78,6 +78,8 @@ class ResponseWriter:
     def fail(self, error: ResponseError) -> Sequence[Event]:
         self._finish("failed")
         self.response.error = error
+        # It may have been complete, but for being stored.
+        self.response.completed_at = self.response.incomplete_details = None
         return [self._lifecycle("failed")]
 
     @property
@@ -99,14 +101,25 @@ class ResponseWriter:
         return self.response.status not in UNFINISHED
 
     def frames(self, events: Sequence[EncodedEvent]) -> list[bytes]:
-        """Return the frames of a stream, numbered."""
-        return [b"event: %b\ndata: %b\n\n" % self._numbered(event) for event in events]
+        """Return the frames of a stream, numbered as what is sent next."""
+        numbered = enumerate(events, self._num_events)
+        return [
+            b"event: %b\ndata: %b\n\n" % (_name(event), _data(event, number))
+            for number, event in numbered
+        ]
+
+    def sent(self, events: Sequence[EncodedEvent]) -> list[bytes]:
+        """Return what `frames` does, of events that are sent now."""
+        frames = self.frames(events)
+        self._num_events += len(frames)
+        return frames
 
     def ping(self) -> ServerSentEvent:
         """Return an event that says only that the response is still in progress."""
         (event,) = self.encode([("in_progress", {"response": self._in_progress})])
-        name, data = self._numbered(event)
-        return ServerSentEvent(data.decode(), event=name.decode(), sep="\n")
+        data = _data(event, self._num_events)
+        self._num_events += 1
+        return ServerSentEvent(data.decode(), event=_name(event).decode(), sep="\n")
 
     def _finish(self, status: ResponseStatus) -> None:
         self.response.status = status
@@ -115,12 +128,13 @@ class ResponseWriter:
     def _lifecycle(self, kind: str) -> Event:
         return kind, {"response": self.response}
 
-    def _numbered(self, event: EncodedEvent) -> tuple[bytes, bytes]:
-        """Return the type of an event, and its data."""
-        name = f"response.{event.kind}".encode()
-        data = b'{"type":"%b","sequence_number":%d,%b}' % (name, self._num_events, event.members)
-        self._num_events += 1
-        return name, data
+
+def _name(event: EncodedEvent) -> bytes:
+    return f"response.{event.kind}".encode()
+
+
+def _data(event: EncodedEvent, number: int) -> bytes:
+    return b'{"type":"%b","sequence_number":%d,%b}' % (_name(event), number, event.members)
 
 
 def _members(fields: Mapping[str, Any]) -> bytes:

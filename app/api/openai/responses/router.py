@@ -57,12 +57,16 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
 async def _begin(
     request: Request, body: ResponseRequest, admitted: AdmittedRequest
 ) -> tuple[ResponseRun, ResolvedRequest]:
-    """Begin to generate a response, which has its turn in its conversation until it is stored."""
+    """Begin to generate a response, which has its turn in its conversation until it is stored.
+
+    One without output adds nothing, so it needs no turn.
+    """
     # A WebSocket is kept alive without comments.
     has_comments = body.stream and LATEST not in request.scope["state"]
     engine = await engine_for(request, body.model, is_streamed=has_comments)
-    conversation = body.conversation
-    turn = None if conversation is None else await OwnResponses(request).take_turn(conversation)
+    turn = None
+    if body.conversation is not None and body.generates:
+        turn = await OwnResponses(request).take_turn(body.conversation)
     with _own_names():
         resolved = await resolve(request, body)
         attached = await attached_to(request, engine.model, resolved.attachments)
@@ -132,10 +136,9 @@ def _save(request: Request, resolved: ResolvedRequest, turn: ConversationTurn | 
     """
     body = resolved.body
     is_line = client_of(request).is_batch and "store" not in body.model_fields_set
-    own = OwnResponses(request)
-    keep = own.remember if is_line or not body.store else own.put
+    put = partial(OwnResponses(request).put, store=body.store and not is_line)
     if turn is None:
-        return partial(keep, input_items=partial(stored_input, resolved.items))
+        return partial(put, input_items=partial(stored_input, resolved.items))
     # A response in the background is stored twice, with the same ids of its items.
     given = cache(partial(stored_input, resolved.items, resolved.num_before))
-    return partial(keep, input_items=given, turn=turn)
+    return partial(put, input_items=given, turn=turn)

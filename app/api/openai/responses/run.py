@@ -4,14 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
 from app.api.openai.responses.items.open_items import Event
 from app.api.openai.responses.items.output_items import ResponseError, ResponseObject
-from app.api.openai.responses.response_writer import ResponseWriter
+from app.api.openai.responses.response_writer import EncodedEvent, ResponseWriter
 from app.api.serving import respond_whole, written
 from app.api.sse import EventStream
 from app.generation.choice import Delta
@@ -25,8 +24,8 @@ from app.server_state import DetachedResponse, server_state
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Save = Callable[[ResponseObject, EventLog | None], Awaitable[None]]
+Encode = Callable[[Sequence[Event]], Awaitable[list[EncodedEvent]]]
 
 
 class ResponseRun:
@@ -95,13 +94,9 @@ class ResponseRun:
 
     async def _run(self, request: Request, log: EventLog | None) -> None:
         """Generate to the end; the store has what becomes of it, and the log its events."""
-
-        async def write(events: Sequence[Event]) -> None:
-            if log is not None:
-                log.append(await self._frames(request, events))
-
+        encode = _unread if log is None else partial(self._encoded, request)
         with server_state(request).in_flight.counting("a response in the background"):
-            steps = self._written(write, log)
+            steps = self._written(encode, log)
             await anext(steps)
             await self._save_if_possible()
             if log is not None:
@@ -121,36 +116,44 @@ class ResponseRun:
             _log_unstored(error)
 
     async def _stream(self, request: Request) -> AsyncIterator[bytes]:
-        async for frames in self._written(partial(self._frames, request)):
+        async for frames in self._written(partial(self._encoded, request)):
             if frames:
                 yield b"".join(frames)
 
-    async def _frames(self, request: Request, events: Sequence[Event]) -> list[bytes]:
+    async def _encoded(self, request: Request, events: Sequence[Event]) -> list[EncodedEvent]:
         if self._writer.is_long(events):
             unsent = server_state(request).unsent
             encode = partial(self._writer.encode, events)
-            return self._writer.frames(await unsent.write(encode, self._writer.num_bytes))
-        return self._writer.frames(self._writer.encode(events))
+            return await unsent.write(encode, self._writer.num_bytes)
+        return self._writer.encode(events)
 
     async def _written(
-        self, write: Callable[[Sequence[Event]], Awaitable[T]], log: EventLog | None = None
-    ) -> AsyncIterator[T]:
-        """Write the events of each step, or of the error that ended them.
+        self, encode: Encode, log: EventLog | None = None
+    ) -> AsyncIterator[list[bytes]]:
+        """Yield the frames of each step, or of the error that ended them.
 
         The response is stored before the last ones are yielded.
         """
         try:
             async for events in self._steps():
-                done = await write(events)
-                if self._writer.is_finished:
-                    await self._save_if_possible(log)
-                yield done
+                yield await self._sent(await encode(events), log)
         except Exception as error:
             message = stream_error_report(error).message
             reason = ResponseError(code="server_error", message=message)
-            done = await write(self._writer.fail(reason))
-            await self._save_if_possible(log)
-            yield done
+            yield await self._sent(await encode(self._writer.fail(reason)), log)
+
+    async def _sent(self, events: Sequence[EncodedEvent], log: EventLog | None) -> list[bytes]:
+        """Add events to the log, store the response if they are the last, and return their frames."""
+        if log is not None:
+            log.append(self._writer.frames(events))
+        if self._writer.is_finished:
+            try:
+                await self._save_if_possible(log)
+            except Exception:
+                if log is not None:
+                    log.drop_unpublished()
+                raise
+        return self._writer.sent(events)
 
     async def _steps(self) -> AsyncIterator[Sequence[Event]]:
         yield self._writer.begin()
@@ -158,6 +161,10 @@ class ResponseRun:
             assert isinstance(item, Delta), "no progress was asked for"
             yield self._writer.feed(item)
         yield self._writer.end(self._generation.summary)
+
+
+async def _unread(_: Sequence[Event]) -> list[EncodedEvent]:
+    return []
 
 
 def _log_unstored(error: OSError) -> None:

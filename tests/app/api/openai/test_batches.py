@@ -32,6 +32,7 @@ from tests.support.batches import (
     served_in,
     upload,
 )
+from tests.support.conversations import begin, texts_of
 from tests.support.rows import rows
 from tests.support.sdk_types import check_shape
 from tests.support.speaker import Breaking, Served, served
@@ -117,6 +118,22 @@ async def test_lines_that_ask_for_no_text(url: str, body: Any) -> None:
         'mlx_server:queue_wait_seconds_count{model_name="fake/speaker",priority="low"} 0.0'
         not in page
     )
+
+
+async def test_lines_of_one_conversation_take_turns() -> None:
+    url = "/v1/responses"
+    async with served(b"Hello!") as server:
+        conversation_id = await begin(server)
+        bodies = [{"input": f"{n}", "conversation": conversation_id} for n in range(10)]
+        lines = [
+            {"custom_id": body["input"], "method": "POST", "url": url, "body": body}
+            for body in bodies
+        ]
+        done = await run(server, lines, endpoint=url)
+        texts = await texts_of(server, conversation_id)
+    assert done["request_counts"] == {"total": 10, "completed": 10, "failed": 0}
+    assert sorted(texts[::2], key=int) == [body["input"] for body in bodies]
+    assert texts[1::2] == ["Hello!"] * 10
 
 
 async def test_responses_of_lines_are_stored_only_if_that_is_asked_for() -> None:

@@ -101,7 +101,10 @@ _CALLABLE: Final[dict[str, Callable[[Any], FunctionTool | CustomTool]]] = {
     "function": FunctionTool.model_validate,
     "custom": CustomTool.model_validate,
 }
-_NestedTool = Annotated[FunctionTool | CustomTool, BeforeValidator(by_type(_CALLABLE))]
+_REFUSED: Final = dict.fromkeys(REFUSED, refuse)
+_NestedTool = Annotated[
+    FunctionTool | CustomTool, BeforeValidator(by_type({**_REFUSED, **_CALLABLE}))
+]
 
 
 class NamespaceTool(RequestModel):
@@ -121,7 +124,7 @@ class NamespaceTool(RequestModel):
 AnyTool = FunctionTool | CustomTool | NamespaceTool | HostedTool
 
 _KINDS: Final[dict[str, Callable[[Any], AnyTool]]] = {
-    **dict.fromkeys(REFUSED, refuse),
+    **_REFUSED,
     **dict.fromkeys(UNASKED, HostedTool.model_validate),
     **_CALLABLE,
     "namespace": NamespaceTool.model_validate,
@@ -164,7 +167,7 @@ class NamedChoice(RequestModel):
 
 
 _ALLOWED: Final[dict[str, Callable[[Any], NamedChoice | HostedTool]]] = {
-    **dict.fromkeys(REFUSED, refuse),
+    **_REFUSED,
     **dict.fromkeys(UNASKED, HostedTool.model_validate),
     **dict.fromkeys(("function", "custom"), NamedChoice.model_validate),
 }
@@ -200,8 +203,16 @@ def _choice(data: Any) -> Any:
 ToolChoice = Annotated[ToolChoiceMode | NamedChoice | AllowedChoice, BeforeValidator(_choice)]
 
 
-def check_tool_choice(names: Collection[str], choice: ToolChoice) -> None:
-    """Raise PydanticCustomError for a choice that no callable tool fulfils."""
+def check_tools(tools: Sequence[AnyTool], names: Collection[str], choice: ToolChoice) -> None:
+    """Check the tools of a request and the choice, beside the names of all tools that can be called.
+
+    Raises:
+        PydanticCustomError: no tool fulfils the choice, or those of the request are hosted and the only ones.
+    """
+    hosted = [tool for tool in tools if isinstance(tool, HostedTool)]
+    if hosted and not names and choice != "none":
+        # They were asked for.
+        refuse({"type": hosted[0].type}, "tools")
     chosen = [choice.qualified_name] if isinstance(choice, NamedChoice) else []
     chosen += choice.names if isinstance(choice, AllowedChoice) else []
     for name in chosen:
@@ -210,13 +221,6 @@ def check_tool_choice(names: Collection[str], choice: ToolChoice) -> None:
     must_call = choice == "required" or getattr(choice, "mode", "") == "required"
     if must_call and not (chosen if isinstance(choice, AllowedChoice) else names):
         raise field_error("'required' needs a tool that can be called here", "tool_choice")
-
-
-def check_not_alone(tools: Sequence[AnyTool], names: Collection[str], choice: ToolChoice) -> None:
-    """Raise PydanticCustomError for hosted tools without one that can be called: they were asked for."""
-    hosted = [tool for tool in tools if isinstance(tool, HostedTool)]
-    if hosted and not names and choice != "none":
-        refuse({"type": hosted[0].type}, "tools")
 
 
 def to_tool_choice(choice: ToolChoice) -> tool_spec.ToolChoice:

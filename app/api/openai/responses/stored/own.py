@@ -19,9 +19,11 @@ from app.http.request_lifetime import held_by
 from app.http.streams.event_log import EventLog
 from app.server_state import server_state
 from app.storage.disk.in_thread import in_thread
+from app.storage.responses.conversation_tables import ItemsRefused
 from app.storage.responses.conversation_turns import ConversationTurn
 from app.storage.responses.conversations import Addition
 from app.storage.responses.store import StoredResponse
+from batching import InvalidRequest
 
 # The statuses of responses whose items join a conversation: what failed can be tried again.
 _JOINING: Final = ("completed", "incomplete")
@@ -46,53 +48,36 @@ class OwnResponses:
         *,
         input_items: Callable[[], StoredInput],
         turn: ConversationTurn | None = None,
+        store: bool = True,
     ) -> None:
         """Add or update a response, to the end also if the caller's task is cancelled meanwhile.
+
+        Its items join its conversation even if it is not to be stored, as OpenAI's do.
 
         log: its events, if clients may follow them again.
         input_items: the list of what it responds to; called in a worker thread.
         turn: of the response in its conversation; it ends with the response, whose items join the conversation.
+        store: otherwise it is kept for as long as the WebSocket is open and has no other.
 
         Raises:
             Unavailable: its items cannot join the conversation.
             OSError: it cannot be stored.
         """
-
-        def put() -> None:
-            stored = _to_store(response, log, input_items(), turn)
-            self._store.put(self._owner, response.id, stored)
-
-        # To its end: the response of a cancelled task must not be replaced by this one later.
-        with _reported(response, turn):
-            await in_thread(put)
-
-    async def remember(
-        self,
-        response: ResponseObject,
-        log: EventLog | None = None,
-        *,
-        input_items: Callable[[], StoredInput],
-        turn: ConversationTurn | None = None,
-    ) -> None:
-        """Keep a response that is not to be stored, for as long as the WebSocket is open and has no other.
-
-        Its items join its conversation all the same, as OpenAI's do.
-
-        Raises:
-            Unavailable: they cannot.
-        """
-        if self._latest is None and turn is None:
+        if not store and self._latest is None and turn is None:
             return
 
-        def remember() -> StoredResponse:
+        def put() -> StoredResponse:
             stored = _to_store(response, log, input_items(), turn)
-            if stored.addition is not None:
+            if store:
+                self._store.put(self._owner, response.id, stored)
+            elif stored.addition is not None:
                 self._store.conversations.finish(stored.addition)
             return stored
 
+        # To its end: the response of a cancelled task must not be replaced by this one later.
         with _reported(response, turn):
-            stored = await in_thread(remember)
-        if self._latest is not None:
+            stored = await in_thread(put)
+        if not store and self._latest is not None:
             self._latest.response_id, self._latest.stored = response.id, stored
 
     async def get(self, response_id: str) -> StoredResponse:
@@ -127,13 +112,17 @@ class OwnResponses:
         Raises:
             ConversationNotFound: the client has none with this id.
             ConversationLocked: another response has its turn.
+            InvalidRequest: it has so many bytes that no more can be added.
             Unavailable: nothing can be stored.
         """
         conversations = self._store.conversations
         with conversation_errors(conversation_id):
             turn = conversations.turns.take(self._owner, conversation_id)
             held_by(self._request).callback(turn.close)
-            await in_thread(partial(conversations.use, turn))
+            try:
+                await in_thread(partial(conversations.use, turn))
+            except ItemsRefused as error:
+                raise InvalidRequest("conversation", str(error)) from None
         return turn
 
     async def resolved(

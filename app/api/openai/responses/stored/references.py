@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -22,6 +22,9 @@ from app.http.errors.invalid_requests import ItemNotFound, PreviousResponseNotFo
 from app.prompts.conversation import SYSTEM_ROLES
 from app.storage.responses.store import ResponseStore, StoredResponse
 from batching import InvalidRequest
+
+# For a request without items of its own.
+_FACTOR_ALONE: Final = 2
 
 
 class Before(NamedTuple):
@@ -70,11 +73,7 @@ class Resolver:
             PreviousResponseNotFound, ConversationNotFound, ItemNotFound: the owner has none with an id that is named.
             InvalidRequest: something is not complete, or all is more than a request has.
         """
-        history = [] if before is None else self._history(before)
-        if len(history) + len(items) > MAX_MESSAGES:
-            message = f"with what it goes on from it has more than {MAX_MESSAGES} items"
-            raise InvalidRequest("input", message)
-        resolved = [_reread(item, before.param) for item in history] if before else []
+        resolved = [] if before is None else self._history(before, len(items))
         for index, item in enumerate(items):
             if isinstance(item, CompactionTrigger):
                 raise InvalidRequest(f"{param}.{index}", "it must be the last item")
@@ -87,20 +86,34 @@ class Resolver:
         """Return an item without its id if it is that of another: an item is in a conversation once."""
         return item.model_copy(update={"id": None}) if item.id in self._known_ids else item
 
-    def _history(self, before: Before) -> list[Item]:
-        if before.param == "conversation":
-            return self._conversation(before.id)
-        return self._previous(before.id)
+    def _history(self, before: Before, num_new: int) -> list[InputItem]:
+        # So that a summary can be made of what has reached a limit.
+        factor = 1 if num_new else _FACTOR_ALONE
+        self._max_characters *= factor
+        is_conversation = before.param == "conversation"
+        items = self._conversation(before.id) if is_conversation else self._previous(before.id)
+        if len(items) + num_new > MAX_MESSAGES * factor:
+            message = f"with the input it has more than {MAX_MESSAGES * factor} items"
+            raise InvalidRequest(before.param, message)
+        return [_reread(item, before.param) for item in items]
 
     def _conversation(self, conversation_id: str) -> list[Item]:
-        conversations, key = self._store.conversations, (self._owner, conversation_id)
+        """Return the items from the last summary on, and what stays of those before."""
+        items: list[Item] = []
+        is_summarized = False
         with conversation_errors(conversation_id):
-            # It may be longer than what there is memory for.
-            self._count(conversations.num_characters(*key))
-            bodies = conversations.items(*key)
-        items = [json.loads(body) for body in bodies]
-        self._known_ids = {item["id"] for item in items}
-        return _after_compaction(items)
+            for item_id, body in self._store.conversations.backwards(self._owner, conversation_id):
+                self._known_ids.add(item_id)
+                # What is not told is not parsed, either, as it may be much.
+                if is_summarized and not any(f'"{role}"' in body for role in SYSTEM_ROLES):
+                    continue
+                item = json.loads(body)
+                if is_summarized and not _is_told(item):
+                    continue
+                self._count(len(body), "conversation")
+                items.append(item)
+                is_summarized = is_summarized or item["type"] == "compaction"
+        return items[::-1]
 
     def _previous(self, response_id: str) -> list[Item]:
         if response_id == self._latest.response_id:
@@ -114,38 +127,32 @@ class Resolver:
         output = json.loads(stored.body)["output"]
         items = stored_items(stored)
         if any(item["type"] == "compaction" for item in output):
-            items = _told(items)
+            items = [item for item in items if _is_told(item)]
         num_in_images = sum(len(part["image_url"]) for part in parts_with_urls(items))
-        self._count(len(stored.input) + num_in_images + len(json.dumps(output)))
+        num_characters = len(stored.input) + num_in_images + len(json.dumps(output))
+        self._count(num_characters, "previous_response_id")
         return [*items, *output]
 
     def _item(self, param: str, item_id: str) -> InputItem:
         if item_id not in self._read:
             if (text := self._store.item(self._owner, item_id)) is None:
-                raise ItemNotFound(item_id, param.partition(".")[0])
+                # Of a response OpenAI names the whole input.
+                raise ItemNotFound(item_id, "input" if param.startswith("input.") else param)
             self._read[item_id] = _reread(json.loads(text), param), len(text)
         item, num_characters = self._read[item_id]
-        self._count(num_characters)
+        self._count(num_characters, param)
         return item
 
-    def _count(self, num_characters: int) -> None:
+    def _count(self, num_characters: int, param: str) -> None:
         self._num_characters += num_characters
         if self._num_characters > self._max_characters:
-            message = f"what it refers to is longer than {self._max_characters} characters in all"
-            raise InvalidRequest("input", message)
+            limit = f"{self._max_characters} characters (MLX_SERVER_MAX_BODY_BYTES)"
+            raise InvalidRequest(param, f"what it refers to is longer than {limit} in all")
 
 
-def _told(items: Sequence[Item]) -> list[Item]:
-    """Return what stays of items before a summary, which stands for all but what the model is told."""
-    return [item for item in items if item.get("role") in SYSTEM_ROLES]
-
-
-def _after_compaction(items: Sequence[Item]) -> list[Item]:
-    """Return the items from the last summary on, and what stays of those before."""
-    for index in reversed(range(len(items))):
-        if items[index]["type"] == "compaction":
-            return [*_told(items[:index]), *items[index:]]
-    return list(items)
+def _is_told(item: Item) -> bool:
+    """Return whether an item stays beside a summary, which stands for all but what the model is told."""
+    return item.get("role") in SYSTEM_ROLES
 
 
 def _reread(stored: dict[str, Any], param: str) -> InputItem:

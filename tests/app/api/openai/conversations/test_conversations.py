@@ -153,7 +153,7 @@ async def test_items_of_stored_responses_can_be_named() -> None:
         missing = await server.post(CONVERSATIONS, body)
     assert missing.status_code == 404
     error = missing.json()["error"]
-    assert (error["param"], error["message"]) == ("items", "Item with id 'other' not found.")
+    assert (error["param"], error["message"]) == ("items.1.id", "Item with id 'other' not found.")
 
 
 METADATA: Final = {str(number): "v" for number in range(17)}
@@ -191,7 +191,7 @@ async def test_what_is_wrong_is_named() -> None:
             (path, {"metadata": {}, "items": []}, "items"),
             (f"{path}/items", {}, "items"),
             (f"{path}/items", {"items": None}, "items"),
-            (f"{path}/items", {"items": [user("b", id="mine")]}, "items"),
+            (f"{path}/items", {"items": [user("b"), user("c", id="mine")]}, "items.1.id"),
         ]
         answers = [(await server.post(where, body), param) for where, body, param in cases]
         for name, value in (("include", "a"), ("include[]", "a"), ("limit", 101), ("order", "up")):

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import sqlite3
 from typing import Any, Final
 
 import pytest
 
+from app.http.client import ANONYMOUS
 from app.storage.disk.database import StorageError
-from app.storage.responses.conversations import ConversationStore
+from app.storage.responses.conversations import Addition, ConversationStore
 from app.storage.responses.store import ResponseStore, StoredResponse
 from app.storage.seal import Sealer
 from app.storage.storage import Storage
@@ -19,6 +21,7 @@ from tests.support.responses import (
     call,
     checked_items,
     custom,
+    events_in,
     function,
     respond,
     response,
@@ -34,6 +37,7 @@ LOCKED: Final = {
     "param": "conversation",
     "code": "conversation_locked",
 }
+TRIGGER: Final = {"type": "compaction_trigger"}
 IMAGE: Final = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 
 
@@ -114,7 +118,8 @@ async def test_tools_of_a_conversation_can_be_chosen() -> None:
     async with served(call("patch", input="x").encode(), tokenizer=Bytes()) as server:
         conversation_id = await begin(server, joined)
         chosen = {"type": "custom", "name": "patch"}
-        answer = await response(server, conversation=conversation_id, tool_choice=chosen)
+        fields = {"tool_choice": chosen, "tools": [{"type": "web_search"}]}
+        answer = await response(server, conversation=conversation_id, **fields)
     assert answer["output"][0]["name"] == "patch"
 
 
@@ -140,15 +145,15 @@ async def test_an_id_that_a_client_repeats_is_in_the_conversation_once() -> None
 async def test_a_summary_stands_for_what_was_before() -> None:
     told = {"role": "developer", "content": "Be kind.", "id": "told"}
     async with served(b"They greet.") as server:
-        conversation_id = await begin(server, told, user("Hi" * 99, id="greeting"))
-        trigger = {"type": "compaction_trigger"}
-        (summary,) = (await response(server, [trigger], conversation=conversation_id))["output"]
+        called = {"type": "function_call", "call_id": "1", "name": "system"}
+        conversation_id = await begin(server, told, user("Hi" * 99, id="greeting"), called)
+        (summary,) = (await response(server, [TRIGGER], conversation=conversation_id))["output"]
         counted = await count(server, input="And?", conversation=conversation_id)
         assert counted == await count(server, input=[told, summary, user("And?")])
         # Also an id of an item that it stands for is that of another.
         await response(server, [user("And?", id="greeting")], conversation=conversation_id)
         kinds = [item["type"] for item in await items_of(server, conversation_id)]
-    assert kinds == ["message", "message", "compaction", "message", "message"]
+    assert kinds == ["message", "message", "function_call", "compaction", "message", "message"]
 
 
 async def test_a_conversation_is_compacted_in_itself_only() -> None:
@@ -170,6 +175,7 @@ async def test_a_conversation_is_compacted_in_itself_only() -> None:
         ({"conversation": {}}, 400, "conversation.id", "required"),
         ({"input": []}, 400, "input", "nothing to respond to"),
         ({"tool_choice": "required"}, 400, "tool_choice", "needs a tool"),
+        ({"tools": [{"type": "web_search"}]}, 400, "tools", "pass a function"),
     ],
 )
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
@@ -197,10 +203,67 @@ async def test_what_cannot_be_continued_is_said_of_the_conversation() -> None:
         long = await begin(server, user("y" * 900))
         object.__setattr__(server.service.settings, "max_body_bytes", 900)
         bounded = await respond(server, conversation=long)
-    error = forged.json()["error"]
-    assert (error["param"], error["code"]) == ("conversation", "invalid_encrypted_content")
-    assert "longer than 900 characters" in bounded.json()["error"]["message"]
-    assert "more than 8192 items" in refused.json()["error"]["message"]
+    errors = [answer.json()["error"] for answer in (forged, refused, bounded)]
+    assert [error["param"] for error in errors] == ["conversation"] * 3
+    assert errors[0]["code"] == "invalid_encrypted_content"
+    assert "more than 8192 items" in errors[1]["message"]
+    assert "longer than 900 characters (MLX_SERVER_MAX_BODY_BYTES)" in errors[2]["message"]
+
+
+async def test_a_conversation_of_the_most_items_is_summarized_and_goes_on() -> None:
+    async with served(b"So.", num_blocks=4096) as server:
+        conversation_id = await begin(server)
+        items = {str(n): json.dumps(user("", type="message", id=str(n))) for n in range(8191)}
+        conversations = server.service.storage.responses.conversations
+        conversations.add(ANONYMOUS.key_digest, conversation_id, items)
+        await response(server, conversation=conversation_id)
+        refused = await respond(server, conversation=conversation_id)
+        await response(server, [TRIGGER], conversation=conversation_id)
+        await response(server, conversation=conversation_id)
+    error = refused.json()["error"]
+    assert (error["param"], refused.status_code) == ("conversation", 400)
+    assert "more than 8192 items" in error["message"]
+
+
+async def test_a_conversation_of_the_most_characters_is_summarized_again_and_again() -> None:
+    async with served(b"So.") as server:
+        object.__setattr__(server.service.settings, "max_body_bytes", 1200)
+        conversation_id = await begin(server, user("y" * 900))
+        for _ in range(3):
+            while (answer := await respond(server, conversation=conversation_id)).is_success:
+                pass
+            assert "longer than 1200 characters" in answer.json()["error"]["message"]
+            await response(server, [TRIGGER], conversation=conversation_id)
+        # The limit is of what is read: the conversation has more.
+        assert len(json.dumps(await items_of(server, conversation_id, limit=100))) > 2000
+
+
+async def test_a_conversation_of_too_many_bytes_goes_on_once_items_are_deleted() -> None:
+    async with served(max_stored_mib=1) as server:
+        conversation_id = await begin(server)
+        conversations = server.service.storage.responses.conversations
+        turn = conversations.turns.take(ANONYMOUS.key_digest, conversation_id)
+        large = json.dumps(user("y" * (1 << 20), type="message", id="large"))
+        conversations.finish(Addition(turn, {"large": large}))
+        refused = await respond(server, conversation=conversation_id)
+        await server.client.delete(f"{CONVERSATIONS}/{conversation_id}/items/large")
+        await response(server, conversation=conversation_id)
+    error = refused.json()["error"]
+    assert (error["param"], refused.status_code) == ("conversation", 400)
+    assert "at most 1048576 bytes (MLX_SERVER_MAX_STORED_MIB)" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}]
+)
+@pytest.mark.parametrize("store", [True, False])
+async def test_what_only_fills_the_cache_adds_nothing(store: bool, fields: dict[str, Any]) -> None:
+    async with served() as server:
+        conversation_id = await begin(server, user("Hi"))
+        warmed = await response(server, "One", conversation=conversation_id, store=store, **fields)
+        assert await texts_of(server, conversation_id) == ["Hi"]
+        counted = await count(server, input="One", conversation=conversation_id)
+    assert (warmed["output"], warmed["usage"]["input_tokens"]) == ([], counted)
 
 
 # How a response ends
@@ -283,29 +346,45 @@ async def test_a_response_fails_whose_items_cannot_be_stored(
         with monkeypatch.context() as patched:
             patched.setattr(ConversationStore, "finish_in", fail)
             whole = await respond(server, **fields)
-            streamed = await respond(server, stream=True, **fields)
+            streamed = await stream(server, **fields)
+            cut = await stream(server, max_output_tokens=1, **fields)
         assert await texts_of(server, conversation_id) == ["Hi"]
         await response(server, "Two", **fields)
         assert await texts_of(server, conversation_id) == ["Hi", "Two", "Hello!"]
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "unavailable")
-    last = json.loads(streamed.text.strip().rpartition("data: ")[2])
-    assert last["type"] == "response.failed"
-    assert last["response"]["error"]["message"] == "conversations cannot be stored at present"
+    for events in (streamed, cut):
+        kinds = [event["type"] for event in events[-2:]]
+        assert kinds == ["response.output_item.done", "response.failed"]
+        failed = events[-1]["response"]
+        assert failed["error"]["message"] == "conversations cannot be stored at present"
+        assert failed["completed_at"] is failed["incomplete_details"] is None
     assert "a conversation is not stored: " in caplog.text
 
 
-async def test_a_response_in_the_background_that_cannot_be_stored_has_failed(
+async def test_a_response_in_the_background_whose_items_cannot_be_stored_has_one_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StorageError("responses.sqlite: database or disk is full")
+    finish_in = ConversationStore.finish_in
+
+    def fail(store: ConversationStore, database: sqlite3.Connection, addition: Addition) -> None:
+        if addition.items:
+            raise StorageError("responses.sqlite: database or disk is full")
+        finish_in(store, database, addition)
 
     monkeypatch.setattr(ConversationStore, "finish_in", fail)
     async with served() as server:
         conversation_id = await begin(server)
-        begun = await response(server, conversation=conversation_id, background=True)
+        fields: dict[str, Any] = {"conversation": conversation_id, "background": True}
+        begun = await response(server, **fields)
         assert (await until_finished(server, begun["id"]))["status"] == "failed"
+        events = await stream(server, **fields)
+        path = f"{PATH}/{events[0]['response']['id']}"
+        again = await server.client.get(path, params={"stream": True})
+        assert (await server.client.get(path)).json() == events[-1]["response"]
         await add(server, conversation_id, "Hi")
+    ends = [event["type"] for event in events if "response" in event][3:]
+    assert ends == ["response.failed"]
+    assert events_in(again.text) == events
 
 
 # One at a time

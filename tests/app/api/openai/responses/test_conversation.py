@@ -335,6 +335,11 @@ REJECTED_TOOLS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ),
     ({"tools": [{"type": "namespace", "name": "a", "tools": SEARCH}]}, "tools.0.tools.0.type", ""),
     (
+        {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]},
+        "tools.0.tools.0.type",
+        "let the client call it",
+    ),
+    (
         {
             "tools": [
                 {"type": "namespace", "name": "a", "tools": [function(f"f{i}") for i in range(513)]}

@@ -140,11 +140,11 @@ def test_it_goes_on_from_a_conversation_and_adds_to_it(store: bool) -> None:
         turn.close()
         create(socket, conversation="conv_2")
         assert error(socket) == (404, "conversation", "not_found")
-        items = [json.loads(item) for item in conversations.items("", "conv_1")]
+        items = [json.loads(item) for _, item in conversations.backwards("", "conv_1")]
     assert second["conversation"] == {"id": "conv_1"}
     assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
     texts = [item["content"][0]["text"] for item in items]
-    assert texts == ["One", "Hello!", "Two", "Hello!"]
+    assert texts == ["Hello!", "Two", "Hello!", "One"]
 
 
 def test_a_request_that_generates_nothing_warms_the_cache() -> None:

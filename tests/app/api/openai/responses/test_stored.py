@@ -276,9 +276,9 @@ async def test_what_is_referred_to_is_bounded_and_each_item_read_once(
         third = await respond(server, previous_response_id=second.json()["id"])
     assert (twice.status_code, second.status_code) == (200, 200)
     assert reads == [reference["id"]] * 2
-    for refused in (thrice, third):
+    for refused, param in ((thrice, "input.2.id"), (third, "previous_response_id")):
         error = refused.json()["error"]
-        assert (refused.status_code, error["param"]) == (400, "input")
+        assert (refused.status_code, error["param"]) == (400, param)
         assert "longer than 2200 characters" in error["message"]
 
 
@@ -287,8 +287,9 @@ async def test_a_request_has_no_more_items_with_those_of_an_earlier_response() -
         first = await response(server, [{"role": "user", "content": ""}] * 100)
         items = [{"role": "user", "content": ""}] * (8192 - 100)
         refused = await respond(server, items, previous_response_id=first["id"])
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
-    assert "more than 8192 items" in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "previous_response_id")
+    assert "more than 8192 items" in error["message"]
 
 
 async def test_sealed_reasoning_comes_back_as_it_was() -> None:
