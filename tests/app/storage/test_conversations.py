@@ -17,22 +17,16 @@ from app.storage.responses.conversation_turns import ConversationBusy
 from app.storage.responses.conversations import MAX_ITEMS, Addition, ConversationStore
 from app.storage.responses.limits import StoreLimits
 from app.storage.responses.store import ResponseStore, StoredResponse
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.fakes import FakeClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock(1000.0)
 
 
 @pytest.fixture
-def responses(tmp_path: Path, clock: Clock) -> Iterator[ResponseStore]:
+def responses(tmp_path: Path, clock: FakeClock) -> Iterator[ResponseStore]:
     with closing(ResponseStore(StoreLimits(3, 60), tmp_path, clock)) as made:
         yield made
 
@@ -140,7 +134,7 @@ def test_a_conversation_has_so_many_bytes_at_most() -> None:
             store.add("me", "c", {"empty": ""})
 
 
-def test_those_that_were_used_last_are_kept(store: ConversationStore, clock: Clock) -> None:
+def test_those_that_were_used_last_are_kept(store: ConversationStore, clock: FakeClock) -> None:
     store.create("you", "yours", "{}", {})
     for name in "abc":
         store.create("me", name, "{}", {})
@@ -151,7 +145,7 @@ def test_those_that_were_used_last_are_kept(store: ConversationStore, clock: Clo
     assert store.get("you", "yours")
 
 
-def test_one_that_has_a_turn_is_kept(store: ConversationStore, clock: Clock) -> None:
+def test_one_that_has_a_turn_is_kept(store: ConversationStore, clock: FakeClock) -> None:
     store.create("me", "a", "{}", {})
     turn = store.turns.take("me", "a")
     store.turns.take("you", "b")
@@ -175,7 +169,7 @@ def test_the_bytes_of_an_owner_are_bounded_but_for_the_one_used_last() -> None:
 
 
 def test_a_conversation_is_gone_some_time_after_its_last_use(
-    responses: ResponseStore, store: ConversationStore, clock: Clock, tmp_path: Path
+    responses: ResponseStore, store: ConversationStore, clock: FakeClock, tmp_path: Path
 ) -> None:
     for name in ("old", "used"):
         store.create("me", name, "{}", named("a"))
@@ -312,7 +306,7 @@ PRAGMA user_version = 5;
 
 
 def test_what_was_stored_before_there_were_conversations_stays(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: FakeClock
 ) -> None:
     with closing(sqlite3.connect(tmp_path / "responses.sqlite")) as before:
         before.executescript(_VERSION_5)

@@ -12,23 +12,19 @@ import pytest
 from app.storage.responses.limits import StoreLimits
 from app.storage.responses.store import ResponseStore, StoredResponse
 from app.storage.storage import Storage
+from tests.support.fakes import FakeClock
 from tests.support.rows import rows
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock(1000.0)
 
 
 @pytest.fixture(params=["memory", "folder"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[ResponseStore]:
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
+) -> Iterator[ResponseStore]:
     folder = tmp_path if request.param == "folder" else None
     with closing(ResponseStore(StoreLimits(3, 60), folder, clock)) as made:
         yield made
@@ -51,7 +47,7 @@ def test_a_response_is_its_owners(store: ResponseStore) -> None:
 
 
 def test_a_response_is_replaced_and_keeps_its_input_and_its_age(
-    store: ResponseStore, clock: Clock
+    store: ResponseStore, clock: FakeClock
 ) -> None:
     store.put("me", "r", StoredResponse("begun", "[1]", False))
     assert store.get("me", "r") == StoredResponse("begun", "[1]", False)
@@ -154,7 +150,7 @@ def test_an_image_that_is_shared_counts_once(tmp_path: Path) -> None:
         assert kept_images(tmp_path) == [f"data:{other}"]
 
 
-def test_images_are_gone_with_the_time_of_their_responses(tmp_path: Path, clock: Clock) -> None:
+def test_images_are_gone_with_the_time_of_their_responses(tmp_path: Path, clock: FakeClock) -> None:
     with closing(ResponseStore(StoreLimits(max_age=60), tmp_path, clock)) as store:
         store.put("me", "old", seeing("a", "b"))
         clock.now += 61
@@ -162,7 +158,7 @@ def test_images_are_gone_with_the_time_of_their_responses(tmp_path: Path, clock:
         assert kept_images(tmp_path) == ["data:b"]
 
 
-def test_a_response_is_gone_after_its_time(store: ResponseStore, clock: Clock) -> None:
+def test_a_response_is_gone_after_its_time(store: ResponseStore, clock: FakeClock) -> None:
     store.put("me", "old", response(item="text"))
     clock.now += 60
     assert store.get("me", "old") is not None
