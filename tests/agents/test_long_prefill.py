@@ -59,19 +59,23 @@ def run_npm(home: Path, server: Server) -> str:
 
 
 def run_python_openai(_: Path, server: Server) -> str:
-    client = openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=IDLE_TIMEOUT
-    )
-    with client.responses.stream(model=MODEL, input=PROMPT) as stream:
+    with (
+        openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=IDLE_TIMEOUT
+        ) as client,
+        client.responses.stream(model=MODEL, input=PROMPT) as stream,
+    ):
         return stream.get_final_response().output_text
 
 
 def run_python_anthropic(_: Path, server: Server) -> str:
-    client = anthropic.Anthropic(
-        base_url=server.url, api_key="none", max_retries=0, timeout=IDLE_TIMEOUT
-    )
     message: anthropic.types.MessageParam = {"role": "user", "content": PROMPT}
-    with client.messages.stream(model=MODEL, max_tokens=100, messages=[message]) as stream:
+    with (
+        anthropic.Anthropic(
+            base_url=server.url, api_key="none", max_retries=0, timeout=IDLE_TIMEOUT
+        ) as client,
+        client.messages.stream(model=MODEL, max_tokens=100, messages=[message]) as stream,
+    ):
         return stream.get_final_text()
 
 
