@@ -114,11 +114,8 @@ class BatchInferenceEngine:
         return self._scheduler.has_work and self._clock() >= self._next_look
 
     @property
-    def is_waiting(self) -> bool:
-        """True if there will be something to do, at the latest after `LOOK_INTERVAL`: the store is at work.
-
-        It stays true when that time has come: it may come after `can_step` was asked.
-        """
+    def will_step(self) -> bool:
+        """True if there is a step to run, now or later: the store may be at work, for `LOOK_INTERVAL` at most."""
         return self.has_work or self._scheduler.has_unsaved
 
     def go_on(self) -> None:

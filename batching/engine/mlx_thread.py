@@ -170,9 +170,10 @@ class MLXThread:
         """Wait for a job and run it; engines whose requests wait for a store look again and again."""
         if self._is_stopping:
             return
-        is_waiting = any(served.engine.is_waiting for served in self._engines)
+        # Not `can_step`: that may have become true since `_step` has asked.
+        will_step = any(served.engine.will_step for served in self._engines)
         with suppress(Empty):
-            self._do(self._inbox.get(timeout=LOOK_INTERVAL if is_waiting else None))
+            self._do(self._inbox.get(timeout=LOOK_INTERVAL if will_step else None))
 
     def _do(self, job: Job[Any] | None) -> None:
         if job is None:

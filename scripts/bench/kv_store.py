@@ -79,7 +79,7 @@ def tokens_per_second(engine: LoadedEngine, seed: int) -> float:
 
 
 def save_all(engine: LoadedEngine) -> None:
-    while engine.engine.can_step or engine.engine.is_waiting:
+    while engine.engine.will_step:
         if engine.engine.can_step:
             engine.engine.step()
         elif engine.store is not None:

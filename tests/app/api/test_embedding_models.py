@@ -1,6 +1,6 @@
 """Vectors are those of sentence-transformers in float32, and a reranker's scores those of transformers.
 
-The golden file is written by scripts/embedding_reference.py.
+The golden file is written by scripts/references/embedding.py.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Encoders over HTTP: vectors of sentence-transformers, scores of transformers, and what is refused.
 
-The golden file is written by scripts/encoder_reference.py.
+The golden file is written by scripts/references/encoder.py.
 """
 
 from pathlib import Path

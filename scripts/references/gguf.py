@@ -4,7 +4,7 @@ Weights are dequantized by `gguf` and computed by `transformers` in float32; tex
 SentencePiece.  It needs an environment of its own, with torch:
 
     pip install gguf protobuf sentencepiece torch transformers
-    python -m scripts.gguf_reference gemma-3-270m-q4_k_m.gguf tests/data/golden_gemma3.json
+    python -m scripts.references.gguf gemma-3-270m-q4_k_m.gguf tests/data/golden_gemma3.json
 """
 
 import json

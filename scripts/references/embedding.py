@@ -3,7 +3,7 @@
 It needs an environment of its own, with torch:
 
     pip install numpy torch sentence-transformers
-    python -m scripts.embedding_reference tests/data/golden_embeddings.json
+    python -m scripts.references.embedding tests/data/golden_embeddings.json
 """
 
 import json

@@ -3,7 +3,7 @@
 It needs an environment of its own, with torch:
 
     pip install numpy torch sentence-transformers
-    python -m scripts.encoder_reference tests/data/golden_encoders.json
+    python -m scripts.references.encoder tests/data/golden_encoders.json
 """
 
 import json
@@ -18,7 +18,7 @@ import transformers
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from scripts.embedding_reference import filled, rounded
+from scripts.references.embedding import filled, rounded
 from tests.support.embedding_models import WORDS
 from tests.support.encoder_models import CONFIGS, POOLING, QUERY, TEXTS
 
