@@ -35,6 +35,7 @@ class BatchLimits:
     max_urgent_wait_ms: milliseconds after which running requests of a lower class make way for a waiting
         one; None never stops a running request, apart from best-effort ones.
     max_draft_tokens: the most tokens drafted for one request in a step; 0 turns drafts off.
+    max_adapters: the most adapters in the memory of the device; 0 serves none.
 
     Raises:
         ValueError: a limit is out of range, or two of them contradict each other.
@@ -48,6 +49,7 @@ class BatchLimits:
     aging_rate: float = 0.1
     max_urgent_wait_ms: float | None = 500.0
     max_draft_tokens: int = 7
+    max_adapters: int = 0
 
     def __post_init__(self) -> None:
         _check_minimum(self, "block_size", "max_num_seqs", "prefill_chunk")
@@ -56,7 +58,7 @@ class BatchLimits:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running request reads one token a step"
             )
-        _check_not_below_zero(self, "max_draft_tokens")
+        _check_not_below_zero(self, "max_draft_tokens", "max_adapters")
         _check_above_zero(self, "aging_rate", "max_urgent_wait_ms")
 
     @property
@@ -179,6 +181,7 @@ class EngineConfig(BatchLimits):
     kv_cache_gib: the most GiB of that folder.
     kv_cache_max_write_gib_per_day: the most GiB that are written to it in a day; None is no limit.
     kv_host_gib: the most GiB of keys and values that stay in the host's memory when the pool evicts them.
+    max_adapter_rank: the largest rank of an adapter.
     mlx_cache_mib: MiB of freed buffers that MLX keeps on a GPU.
     wired_limit_mib: MiB that are wired on a Mac; None is the weights and the KV pool.
 
@@ -219,12 +222,14 @@ class EngineConfig(BatchLimits):
     kv_cache_gib: float = 32.0
     kv_cache_max_write_gib_per_day: float | None = None
     kv_host_gib: float = 0.0
+    max_adapter_rank: int = 32
     mlx_cache_mib: int = 1024
     wired_limit_mib: int | None = None
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_blocks", "max_model_len", "cpu_threads")
+        _check_minimum(self, "max_adapter_rank")
         _check_not_below_zero(self, "weights_cache_gib", "state_cache_mib", "vision_cache_mib")
         _check_not_below_zero(self, "mlx_cache_mib", "wired_limit_mib")
         _check_above_zero(self, "max_stall_ms", "step_timeout")

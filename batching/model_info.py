@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
+from batching.adapters.adapter import NO_ADAPTERS, AdaptableLayers, NoAdapters
 from batching.pooling import NO_EMBEDDINGS, CrossEncoder, Embeddings, NoEmbeddings, Reranker
 
 T = TypeVar("T")
@@ -111,6 +112,7 @@ class ModelInfo:
     mode, mode_reason: the part of the model that runs for all rows of a step at once, in the words of the
         self-check, and why it is not all of it; empty if it is.
     generates: False for an encoder, which writes no text.
+    adapters: the layers to which adapters can add something, or why there are none.
     """
 
     model_id: str
@@ -126,6 +128,7 @@ class ModelInfo:
     mode: str = "ragged"
     mode_reason: str = ""
     generates: bool = True
+    adapters: AdaptableLayers | NoAdapters = NO_ADAPTERS
     _derived: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -6,6 +6,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Final
 
+from batching.adapters.adapter import NO_SLOT
 from batching.block_manager import BlockContents, BlockTable
 from batching.constraints.protocol import UNLIMITED
 from batching.inputs.images import Spans, cache_ids
@@ -66,6 +67,7 @@ class BatchRequest:
     Keys and values of the computed tokens are in the blocks of `block_table`.  `window_table` has the
     blocks of sliding-window layers, if those have a pool of their own, and `state_slot` is the slot of
     the recurrent state, if the model has one; it is None while the request is not admitted.
+    `adapter_slot` is that of its adapter, if it has one.
 
     A request with `pooling` ends when its prompt is computed and returns a vector instead of tokens.
 
@@ -110,7 +112,8 @@ class BatchRequest:
         self.block_table = BlockTable()
         self.window_table = BlockTable()
         self.state_slot: int | None = None
-        self.hashes = HashChain(spec.cache_salt.encode())
+        self.adapter_slot = NO_SLOT
+        self.hashes = HashChain(spec.cache_key)
         self._cache_ids = cache_ids(spec.prompt, spec.images) if spec.images else None
         self.spans = Spans(span for placed in spec.images for span in placed.spans)
         # Tokens that earlier steps had for it, and that were too few for a span.
@@ -244,6 +247,7 @@ class BatchRequest:
             self.block_table.value,
             self.window_table.value,
             self.state_slot,
+            self.adapter_slot,
             num_drafts=len(drafts),
             num_samples=1 + len(drafts) if is_last and not is_pooled else 0,
             forks=forks,

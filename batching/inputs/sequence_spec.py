@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from batching.adapters.adapter import Adapter
 from batching.constraints.protocol import Constraint
 from batching.inputs.images import PlacedImage
 from batching.inputs.retention import NOT_RETAINED, Retention
@@ -28,6 +29,7 @@ class SequenceSpec:
     pooling: return one vector instead of tokens.
     images: those of the prompt, in its order; their tokens are in it already.
     num_choices: how many outputs are sampled; they share the KV blocks of the prompt.
+    adapter: is added to the model for this prompt; None is the model alone.
     time_limit: seconds, from when it is submitted, after which it fails; None is no limit.
     """
 
@@ -44,11 +46,22 @@ class SequenceSpec:
     pooling: PoolingParams | None = None
     images: tuple[PlacedImage, ...] = ()
     num_choices: int = 1
+    adapter: Adapter | None = None
     time_limit: float | None = None
 
     def with_prompt(self, prompt: Sequence[int]) -> "SequenceSpec":
         """Return the same for another prompt."""
         return replace(self, prompt=tuple(prompt))
+
+    @property
+    def cache_key(self) -> bytes:
+        """What else keys and values depend on: they are shared only by prompts with the same."""
+        salt = self.cache_salt.encode()
+        return (
+            salt
+            if self.adapter is None
+            else b"%b\0adapter %b" % (salt, self.adapter.digest.encode())
+        )
 
     @property
     def output_limit(self) -> int:

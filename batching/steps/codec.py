@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from batching.adapters.adapter import Adapter
+from batching.adapters.slots import AdapterLoad
 from batching.block_manager import BlockCopy, BlockIds, Run
 from batching.block_store.keys import Key, Kind
 from batching.constraints.grammar import Grammar
@@ -43,6 +45,7 @@ _CLASSES: Final = (
     *(AllowedTokens, Grammar, ThinkingBudget, ThinkingLimit, frozenset),
     *(ImageInput, PlacedImage, Span, TowerArray),
     *(SaveOrder, RestoreOrder, Key, Kind),
+    *(Adapter, AdapterLoad),
 )
 _BY_NAME: Final = {(each.__module__, each.__qualname__): each for each in _CLASSES}
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from batching.adapters.adapter import NO_SLOT
+from batching.adapters.slots import AdapterLoad
 from batching.block_manager import BlockCopy, BlockHash, BlockIds
 from batching.block_store.keys import Key
 from batching.inputs.images import ImageInput, Span
@@ -41,6 +43,7 @@ class Slice:
     blocks, window_blocks: the KV blocks of the sequence, in the main pool and in that of sliding-window
         layers.
     state_slot: the slot of its recurrent state; None if the model has none.
+    adapter_slot: the slot of its adapter; 0 is none.
     num_samples: how many tokens are sampled for the sequence: one after each draft and one more, or none.
     forks: other choices of the same prompt, whose first tokens are also sampled from the last row.
     embeds: it completes a sequence with pooling, whose vector is returned.
@@ -60,6 +63,7 @@ class Slice:
     blocks: BlockIds = NO_BLOCKS
     window_blocks: BlockIds = NO_BLOCKS
     state_slot: int | None = None
+    adapter_slot: int = NO_SLOT
     num_drafts: int = 0
     num_samples: int = 0
     forks: tuple[int, ...] = ()
@@ -111,7 +115,8 @@ class Slice:
         drafts = f"+{self.num_drafts}" if self.num_drafts else ""
         forks = "".join(f"&{fork}" for fork in self.forks)
         keep = "".join(f"@{position}" for position in self.keep)
-        return f"{self.sequence_id}[{self.start}:{self.num_known}]{drafts}{forks}{keep}"
+        adapter = f"%{self.adapter_slot}" if self.adapter_slot else ""
+        return f"{self.sequence_id}[{self.start}:{self.num_known}]{drafts}{forks}{keep}{adapter}"
 
 
 class StateCopy(NamedTuple):
@@ -222,6 +227,7 @@ class StepPlan:
     encodes: images that are encoded, or pieces of them, before the slices; those whose last piece is among them
         have rows, which are kept, for the slices of this step on.
     dropped_images: the digests of images of which all is forgotten before that.
+    adapters: those that are put into slots, before the slices.
     """
 
     slices: tuple[Slice, ...]
@@ -234,11 +240,12 @@ class StepPlan:
     dropped_images: tuple[bytes, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
     restores: tuple[RestoreOrder, ...] = ()
+    adapters: tuple[AdapterLoad, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """True if it would change nothing."""
-        return not (self.slices or self.encodes or self.saves or self.restores)
+        return not (self.slices or self.encodes or self.saves or self.restores or self.adapters)
 
     @property
     def gone(self) -> frozenset[int]:
@@ -263,7 +270,7 @@ class StepPlan:
         """Return one line for logs and tests, as `0[0:8]&4@4 1[4:5]+2 3>9 -2 1@8>5`.
 
         In this order: slices, as `sequence[start:stop]`, with `+` the number of drafts, `&` forks and `@`
-        kept states; copies of blocks, `source>target`; preempted sequences, `-sequence`; copies of states,
+        kept states, and `%slot` of an adapter; copies of blocks, `source>target`; preempted sequences, `-sequence`; copies of states,
         `source@position>target`; images that are encoded, as `*rows`, or as `*rows[first:stop]` of their pieces.
         """
         return " ".join(
@@ -275,5 +282,6 @@ class StepPlan:
                 *map(str, self.encodes),
                 *map(str, self.saves),
                 *map(str, self.restores),
+                *map(str, self.adapters),
             ]
         )
