@@ -192,7 +192,7 @@ def test_only_the_backend_imports_mlx() -> None:
 
 
 def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() -> None:
-    """Masks and pixels are arrays, llguidance fills masks, `gguf` knows how large its types are, xxhash makes checksums."""
+    """Masks, pixels and weights of adapters are arrays, llguidance fills masks, `gguf` knows how large its types are, xxhash makes checksums."""
     allowed = {*sys.stdlib_module_names, "batching"}
     needed = {(name, top(target)) for name, target in edges(pure_modules())}
     assert {edge for edge in needed if edge[1] not in allowed} == {
