@@ -1,13 +1,14 @@
 """The interface of a platform, on which models run: MLX alone, the native CPU kernels, or a GPU."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from batching.backend.adapters.linears import AdaptedLinears, LinearModules
 from batching.backend.encoders.encoder import PlainTrunk, Trunk
 from batching.backend.execution_mode import CheckResult
 from batching.backend.gguf.model import arrays_of
@@ -80,6 +81,13 @@ class PreparedModel:
     def note(self) -> str:
         """How products round, for the start-up banner."""
         return ""
+
+    def packed_linears(self, paths: Collection[str]) -> AdaptedLinears | None:
+        """Return what adds adapters to layers that are no modules of MLX any more; None if all are.
+
+        paths: of the layers that may take adapters.
+        """
+        return None
 
 
 class Graphs(Protocol):
@@ -186,6 +194,12 @@ class Platform(ABC):
     @abstractmethod
     def make_pool(self) -> MakePool:
         """Makes the kind of pool that is fastest here."""
+
+    def linear_modules(
+        self, modules: Mapping[str, nn.Module], num_adapters: int, changes: Changes
+    ) -> AdaptedLinears:
+        """Return what adds adapters to linear modules of MLX, by their paths in the model."""
+        return LinearModules(modules, changes)
 
     def sampler(self) -> Sampler | None:
         """Return what samples; None is numpy."""

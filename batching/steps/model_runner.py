@@ -10,9 +10,9 @@ from batching.steps.step_plan import SliceOutput, StepPlan
 class SlicesFailed(Exception):
     """Some requests of a step cannot be sampled; the other requests of the step are not at fault."""
 
-    def __init__(self, request_ids: Iterable[int]) -> None:
+    def __init__(self, request_ids: Iterable[int], reason: str = "cannot be sampled") -> None:
         self.request_ids = frozenset(request_ids)
-        super().__init__(f"requests {sorted(self.request_ids)} cannot be sampled")
+        super().__init__(f"requests {sorted(self.request_ids)}: {reason}")
 
 
 class ModelRunner(Protocol):

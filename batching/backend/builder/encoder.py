@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
+from batching.adapters.adapter import NoAdapters
 from batching.backend.encoders.encoder import Encoder, PlainTrunk, Trunk, load_encoder
 from batching.backend.encoders.runner import EncoderRunner
 from batching.backend.encoders.tokens import cross_encoder_of, longest_text
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 # Texts are short: so many tokens of a step have room for one.
 _TOKENS_PER_TEXT: Final = 16
+_NO_ADAPTERS: Final = NoAdapters("is an encoder, which takes no adapters")
 _IS_CROSS_ENCODER: Final = NoEmbeddings("is a cross-encoder, and makes no embeddings")
 
 
@@ -176,6 +178,7 @@ def _info(
         embeddings=embeddings,
         reranker=None if encoder.classifier is None else cross_encoder_of(tokenizer),
         generates=False,
+        adapters=_NO_ADAPTERS,
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+from batching.backend.builder.adapters import OpenAdapters
 from batching.backend.builder.encoder import build_encoder, encoder_directory
 from batching.backend.builder.opening import OpenModel, open_model
 from batching.backend.builder.platforms import choose_platform
@@ -55,7 +56,9 @@ def _engine(config: EngineConfig, model: OpenModel) -> LoadedEngine:
     wired = model.platform.wire()
     lines = startup_lines(config.model_id, model, wired)
     sizes = model.sizes
-    memory = MemoryUse(model.num_bytes, sizes.kv_cache, sizes.states)
+    adapters = model.adapters
+    of_slots = adapters.num_bytes if isinstance(adapters, OpenAdapters) else 0
+    memory = MemoryUse(model.num_bytes, sizes.kv_cache, sizes.states, of_slots)
     close = partial(_close, executor, model.store)
     return LoadedEngine(engine, _info(config, model), lines, memory, close, model.store)
 
@@ -77,7 +80,7 @@ def _limits(config: EngineConfig, model: OpenModel) -> SchedulerConfig:
 
 
 def _info(config: EngineConfig, model: OpenModel) -> ModelInfo:
-    loaded, vision = model.loaded, model.vision
+    loaded, vision, adapters = model.loaded, model.vision, model.adapters
     has_defaults = config.generation_config == "auto"
     return ModelInfo(
         model_id=config.model_id,
@@ -94,4 +97,5 @@ def _info(config: EngineConfig, model: OpenModel) -> ModelInfo:
         vision=vision.model if isinstance(vision, OpenVision) else vision,
         mode=model.checked.mode,
         mode_reason=model.checked.reason,
+        adapters=adapters.model.layers if isinstance(adapters, OpenAdapters) else adapters,
     )

@@ -4,6 +4,10 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
+from batching.adapters.adapter import NO_ADAPTERS, NoAdapters
+from batching.backend.adapters.model import ModelAdapters
+from batching.backend.adapters.survey import Survey, survey
+from batching.backend.builder.adapters import OpenAdapters, open_adapters
 from batching.backend.builder.block_store import open_store
 from batching.backend.builder.sizing import Sizes, sizes_of
 from batching.backend.exceptions import forget_locals, one_line
@@ -58,6 +62,7 @@ class OpenModel:
     sizes: Sizes
     embeddings: Embeddings | NoEmbeddings
     vision: OpenVision | NoVision
+    adapters: OpenAdapters | NoAdapters
     store: BlockStore | None
 
     @property
@@ -141,6 +146,7 @@ def _opened(
 ) -> OpenModel | Instead:
     # Before the kernels take its parts; with them it cannot be called without their caches.
     hidden_size = hidden_size_of(loaded.model) if may_embed(config, loaded.description) else None
+    found = survey(loaded.model) if config.max_adapters else Survey()
     prepared = platform.prepare(loaded, config.model_id, changes, slices)
     if isinstance(prepared, Instead):
         return prepared
@@ -165,17 +171,40 @@ def _opened(
     if isinstance(vision, OpenVision):
         num_bytes += vision.num_bytes
         max_span = vision.model.max_span
-    sizes = sizes_of(config, checked, loaded.max_model_len, num_bytes, max_span)
+    adapters = _adapters(config, found, prepared, checked, changes)
+    of_slots = adapters.num_bytes if isinstance(adapters, OpenAdapters) else 0
+    sizes = sizes_of(config, checked, loaded.max_model_len, num_bytes, max_span, of_slots)
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     images = vision.images if isinstance(vision, OpenVision) else None
-    runner = _runner(loaded, checked, sizes.limits, head, images)
+    in_slots = adapters.model if isinstance(adapters, OpenAdapters) else None
+    runner = _runner(loaded, checked, sizes.limits, head, images, in_slots)
     store = open_store(config, prepared, checked, sizes, runner.cache, slices)
     if store is not None:
         runner.stored = StoredBlocks(runner.cache, store)
     executor = Executor(checked.platform, runner, changes)
     return OpenModel(
-        prepared, executor, checked.platform, checked.result, sizes, embeddings, vision, store
+        prepared,
+        executor,
+        checked.platform,
+        checked.result,
+        sizes,
+        embeddings,
+        vision,
+        adapters,
+        store,
     )
+
+
+def _adapters(
+    config: EngineConfig,
+    found: Survey,
+    prepared: PreparedModel,
+    checked: CheckedModel,
+    changes: Changes,
+) -> OpenAdapters | NoAdapters:
+    if not config.max_adapters:
+        return NO_ADAPTERS
+    return open_adapters(config, found, prepared, checked, changes, read_adapter)
 
 
 def _vision(
@@ -223,6 +252,7 @@ def _runner(
     limits: SchedulerConfig,
     head: PoolingHead,
     images: Images | None,
+    adapters: ModelAdapters | None,
 ) -> MLXRunner:
     """Return what runs steps of a checked model on a pool of its own."""
     cache = checked.cache(
@@ -238,6 +268,7 @@ def _runner(
         head=head,
         graphs=checked.graphs(cache),
         images=images,
+        adapters=adapters,
     )
     if checked.platform.compiles_kernels:
         _compile_kernels(runner)

@@ -32,12 +32,14 @@ def sizes_of(
     declared: int | None,
     weights: int,
     max_span: int = 0,
+    adapters: int = 0,
 ) -> Sizes:
     """Return how much of the free memory the pool and the states of a model take.
 
     weights: the bytes of the model's weights.
     declared: the context length in tokens that the model declares; None if it declares none.
     max_span: the most tokens that no step may cut.
+    adapters: the bytes of the slots of adapters, which are empty yet.
 
     Raises:
         ModelLoadError: there is not enough memory for one request, or for a size that is set.
@@ -49,7 +51,7 @@ def sizes_of(
     limits = replace(_limits(config, checked, context, states), max_span=max_span)
     block = _block_bytes(layout, limits)
     granted = None if config.memory_budget is None else config.memory_budget - weights
-    size = pool_size(config, block, context, reserved=states.num_bytes, granted=granted)
+    size = pool_size(config, block, context, reserved=states.num_bytes + adapters, granted=granted)
     limits = replace(
         limits,
         num_blocks=size.num_blocks,

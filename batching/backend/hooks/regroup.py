@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from batching.backend.hooks.call_rows import called_with_piece
 from batching.backend.hooks.changes import Changes
 from batching.backend.paged.gathered_cache import GatheredLayerCache
 from batching.backend.paged.kv_cache import CacheTuple, StepInputs
@@ -34,9 +35,10 @@ def regroup(module: nn.Module, changes: Changes) -> None:
         outputs = []
         for piece in _pieces(step, caches):
             entered = _Entering(step, piece)
-            output = plain.__call__(
-                self, *map(entered.of, args), **{k: entered.of(v) for k, v in kwargs.items()}
-            )
+            with called_with_piece(piece):
+                output = plain.__call__(
+                    self, *map(entered.of, args), **{k: entered.of(v) for k, v in kwargs.items()}
+                )
             outputs.append(_left(output, piece))
         return outputs[0] if len(outputs) == 1 else _joined(outputs)
 

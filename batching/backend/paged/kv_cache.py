@@ -371,7 +371,9 @@ class PagedKVCache:
         gone: the ids of sequences whose slots of recurrent states belong to others now, or to none.
         positions: returns positions for rotations, if they are not those of the rows in their requests.
         """
-        attention = self._attention(slices, self._block_size)
+        # Rows with the same adapter are multiplied together.
+        by_adapter = sorted(slices, key=lambda s: s.adapter_slot)
+        attention = self._attention(by_adapter, self._block_size)
         step = StepInputs.of(
             attention,
             self._block_size,

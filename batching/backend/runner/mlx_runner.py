@@ -1,12 +1,14 @@
 """The model runner: runs the scheduler's plans on an MLX model."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from batching.backend.adapters.model import ModelAdapters, are_adapted
 from batching.backend.exceptions import forget_locals
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.host_array import host_array
@@ -43,6 +45,7 @@ class MLXRunner:
         head: PoolingHead = NO_HEAD,
         graphs: Graphs | None = None,
         images: Images | None = None,
+        adapters: ModelAdapters | None = None,
     ) -> None:
         """Make the runner of a model that `check_model` has found to work on the pool.
 
@@ -53,6 +56,7 @@ class MLXRunner:
         head: turns hidden states into embeddings.
         graphs: keeps the compute graphs of decode steps; None builds the graph of each step.
         images: places the rows of images; None if the model takes none.
+        adapters: those of the requests; None if the model takes none.
         """
         self._model = model
         self._selection = selection
@@ -61,6 +65,7 @@ class MLXRunner:
         self._head = head
         self._graphs = graphs
         self._images = images
+        self._adapters = adapters
         self.stored: StoredBlocks | None = None
         self._sequences = Sequences()
 
@@ -86,7 +91,8 @@ class MLXRunner:
     def logits(self, step: StepInputs) -> mx.array:
         """Return the logits of the rows that need them, `[L, vocab_size]`."""
         has_images = self._images is not None and self._images.are_placed
-        if self._graphs is None or has_images or self._selection.pooled_rows is not None:
+        is_unlike = has_images or self._selection.pooled_rows is not None
+        if self._graphs is None or is_unlike or are_adapted(step.attention.slices):
             return self._built_logits(step)
         return self._graphs.logits(step, self._built_logits)
 
@@ -95,6 +101,8 @@ class MLXRunner:
         self._sequences.forget()
         if self._images is not None:
             self._images.reset()
+        if self._adapters is not None:
+            self._adapters.reset()
         self.cache.reset()
 
     def _built_logits(self, step: StepInputs) -> mx.array:
@@ -113,6 +121,8 @@ class MLXRunner:
         expected = None if after is None else after.sampled
         sequences = self._sequences.begin(plan)
         self._move_blocks(plan, after)
+        if self._adapters is not None:
+            self._adapters.load(plan)
         images = self._images
         encoded = [] if images is None else images.begin(plan)
         if not plan.slices:
@@ -126,7 +136,8 @@ class MLXRunner:
             images.place(step.attention.slices, sequences, step.tokens)
         pooled = PooledRows.of(step.attention.slices, sequences)
         with self._sampler.masks(step.logit_rows, sequences) as masks:
-            logits, hidden = self._logits_and_hidden(step, pooled)
+            with self._adapted(step):
+                logits, hidden = self._logits_and_hidden(step, pooled)
             self.cache.flush()
             are_finite, self._selection.are_finite = self._selection.are_finite, None
             # The pool is evaluated in any case: lazy writes would pile up from step to step.
@@ -165,6 +176,12 @@ class MLXRunner:
             self.stored.save(plan.saves)
             self.stored.restore(plan.restores)
 
+    def _adapted(self, step: StepInputs) -> AbstractContextManager[None]:
+        """Return the context in which the model adds adapters to the rows of a step."""
+        if self._adapters is None:
+            return nullcontext()
+        return self._adapters.running(step.attention.slices)
+
     def _logits_and_hidden(
         self, step: StepInputs, pooled: PooledRows
     ) -> tuple[mx.array, mx.array | None]:
@@ -180,7 +197,7 @@ class MLXRunner:
 
 @dataclass
 class EncodingStep:
-    """A step of nothing but pieces of an image, which are being evaluated; nothing is queued behind it."""
+    """A step without slices: pieces of images, which are being evaluated, or less; nothing is queued behind it."""
 
     plan: StepPlan
     encoded: list[mx.array]

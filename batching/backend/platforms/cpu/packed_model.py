@@ -3,19 +3,21 @@
 import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final
 
 import mlx.core as mx
 
+from batching.backend.adapters.linears import AdaptedLinears
 from batching.backend.exceptions import one_line
 from batching.backend.execution_mode import CheckResult, ExecutionMode
 from batching.backend.gguf.model import evaluate
 from batching.backend.hooks.changes import Changes
 from batching.backend.loader import LoadedModel
 from batching.backend.platform import Instead, PreparedModel
+from batching.backend.platforms.cpu.adapters import PackedLinears
 from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.layers.scaling import Shifts, scale_inputs
 from batching.backend.platforms.cpu.model import use_kernels
@@ -120,6 +122,10 @@ class PackedModel(PreparedModel):
     @property
     def note(self) -> str:
         return "4-bit ones with 8 bits, scaled by channel" if self._packing.shifts else ""
+
+    def packed_linears(self, paths: Collection[str]) -> AdaptedLinears:
+        packed = {path: each for path, each in self._packing.packed.items() if path in paths}
+        return PackedLinears(self._native.module, packed)
 
     def _known_result(self) -> CheckResult | None:
         match self._entry.note(self._check_name):

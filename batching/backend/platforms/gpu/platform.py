@@ -9,6 +9,8 @@ from typing import Self
 import mlx.core as mx
 import mlx.nn as nn
 
+from batching.backend.adapters.linears import AdaptedLinears
+from batching.backend.adapters.stacked import StackedLinearModules
 from batching.backend.devices import Gpu
 from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.flat_rows import flatten_rows
@@ -109,6 +111,11 @@ class GPUPlatform(Platform):
         if self.kernels is not None:
             return partial(kernel_cache, self.kernels)
         return partial(device_cache, views_decodes=self.gpu is not Gpu.CUDA)
+
+    def linear_modules(
+        self, modules: Mapping[str, nn.Module], num_adapters: int, changes: Changes
+    ) -> AdaptedLinears:
+        return StackedLinearModules(modules, num_adapters, changes)
 
     def sampler(self) -> Sampler:
         return Sampler(draw_on_device)

@@ -1,0 +1,90 @@
+"""The adapters of an executor: what is in its slots, and which rows of a step have which."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from batching.adapters.adapter import NO_SLOT, AdaptableLayers, Adapter
+from batching.adapters.low_rank import LowRank
+from batching.adapters.slots import AdapterLoad
+from batching.backend.adapters.linears import AdaptedLinears
+from batching.backend.exceptions import forget_locals, one_line
+from batching.backend.hooks.call_rows import CallRows, called_with
+from batching.backend.sampling.slice_sampler import request_ids
+from batching.steps.model_runner import SlicesFailed
+from batching.steps.step_plan import Slice, StepPlan
+
+# Returns the numbers of an adapter for the layers of a model, by their paths.
+ReadAdapter = Callable[[Adapter, AdaptableLayers], Mapping[str, LowRank]]
+# Of a number of an adapter: most files have float32.
+_BYTES: Final = 4
+
+
+class ModelAdapters:
+    """Loads adapters into slots, and lets the linear layers of a model add them to the rows of a step.
+
+    layers: those that take adapters.
+    """
+
+    def __init__(
+        self, kinds: Sequence[AdaptedLinears], layers: AdaptableLayers, read: ReadAdapter
+    ) -> None:
+        self.layers = layers
+        self._kinds = kinds
+        self._read = read
+        # Why what was to be in a slot is not there.
+        self._failed: dict[int, str] = {}
+
+    def load(self, plan: StepPlan) -> None:
+        """Fill slots as a plan orders it.
+
+        Raises:
+            SlicesFailed: slices of the plan have adapters that cannot be read.
+        """
+        for order in plan.adapters:
+            self._failed.pop(order.slot, None)
+            try:
+                self._put(order)
+            except Exception as error:
+                # Files may have changed since the adapter was accepted, and arrays may not fit in memory.
+                forget_locals(error)
+                self._failed[order.slot] = f"adapter {order.adapter}: {one_line(error)}"
+        if failing := [s for s in plan.slices if s.adapter_slot in self._failed]:
+            reasons = {self._failed[s.adapter_slot]: None for s in failing}
+            raise SlicesFailed(request_ids(failing), "; ".join(reasons))
+
+    @contextmanager
+    def running(self, slices: Sequence[Slice]) -> Iterator[None]:
+        """Within the block, the model is called with the rows of slices; each gets what its adapter adds."""
+        if not are_adapted(slices):
+            yield
+            return
+        with called_with(self, slices):
+            yield
+
+    def use(self, rows: CallRows | None) -> None:
+        """Let the layers that are called from now on add to these rows."""
+        for kind in self._kinds:
+            kind.use(rows)
+
+    def reset(self) -> None:
+        """Empty all slots."""
+        self._failed.clear()
+        for kind in self._kinds:
+            kind.clear()
+
+    def _put(self, order: AdapterLoad) -> None:
+        weights = self._read(order.adapter, self.layers)
+        for kind in self._kinds:
+            kind.put(order.slot, {path: weights[path] for path in weights.keys() & kind.paths})
+
+
+def are_adapted(slices: Sequence[Slice]) -> bool:
+    """Return whether a step has rows with an adapter."""
+    return any(s.adapter_slot != NO_SLOT for s in slices)
+
+
+def adapter_bytes(layers: AdaptableLayers) -> int:
+    """Return the bytes of an adapter of the largest rank on all layers."""
+    numbers = sum(each.inputs + each.outputs for each in layers.layers.values())
+    return _BYTES * layers.max_rank * numbers

@@ -1,0 +1,51 @@
+"""Which layers of a model adapters are made for, and how large they are."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import mlx.nn as nn
+from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from batching.adapters.adapter import AdaptableLayer
+from batching.backend.hooks.layers import layers_of
+
+_REFUSED: Final = {
+    (nn.Embedding, nn.QuantizedEmbedding): "embeddings take no adapters",
+    (SwitchLinear, QuantizedSwitchLinear): "experts take no adapters",
+    (MultiLinear, QuantizedMultiLinear): "the matrices of latent heads take no adapters",
+}
+_OUTSIDE: Final = "only what is inside of the model's layers takes adapters, and no output head"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The linear layers that may take adapters, by their paths, and why others do not."""
+
+    layers: dict[str, AdaptableLayer] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def survey(model: nn.Module) -> Survey:
+    """Look at a model as it was loaded, before a platform replaces its modules."""
+    found, layers, known = Survey(), layers_of(model), set[int]()
+    for path, module in sorted(model.named_modules()):
+        if id(module) in known:
+            continue
+        known.add(id(module))
+        if not isinstance(module, nn.Linear | nn.QuantizedLinear):
+            reasons = (text for kinds, text in _REFUSED.items() if isinstance(module, kinds))
+            if reason := next(reasons, None):
+                found.refused[path] = reason
+        elif any(path.startswith(f"{layer}.") for layer in layers):
+            found.layers[path] = _size_of(module)
+        else:
+            found.refused[path] = _OUTSIDE
+    return found
+
+
+def _size_of(module: nn.Module) -> AdaptableLayer:
+    outputs, inputs = module.weight.shape
+    if isinstance(module, nn.QuantizedLinear):
+        inputs = inputs * 32 // module.bits
+    return AdaptableLayer(inputs, outputs)
