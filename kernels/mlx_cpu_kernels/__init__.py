@@ -12,4 +12,4 @@ from mlx_cpu_kernels._build import MLX_VERSION
 
 __all__ = ["INTERFACE_VERSION", "MLX_VERSION"]
 
-INTERFACE_VERSION: Final = 3
+INTERFACE_VERSION: Final = 4

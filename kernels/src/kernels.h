@@ -207,6 +207,8 @@ struct PackedInputs {
   }
 };
 
+class Deltas;
+
 /// Inputs `[rows, num_inputs]`, outputs `[rows, num_outputs]`.
 struct LinearArgs {
   Panels weights;
@@ -216,6 +218,40 @@ struct LinearArgs {
   float* y;
   int num_rows;
   PackedInputs packed = {};  // x
+  int first_row = 0;         // of these among all rows of the operation
+  const Deltas* deltas = nullptr;  // what operations add to the outputs, or null
+};
+
+/// The rank of a LowRank is padded to a multiple of this.
+constexpr int RANKS = 4;
+/// Inputs whose products are a sum of its own.
+constexpr int LOW_RANK_INPUTS = 1024;
+
+/// Matrices A `[num_inputs, rank]` and B `[rank, num_outputs]` as the kernels read them, float32 or
+/// bfloat16; what is beyond the inputs, the outputs and the rank is zero.
+///
+/// A is `[rank / RANKS][inputs / columns][RANKS][columns]`, so that sums are along the inputs and a
+/// small rank wastes nothing; B is `[outputs / columns][rank][columns]`.
+struct LowRank {
+  int num_inputs;
+  int num_outputs;
+  int rank;
+  int columns;
+  bool is_bf16;
+  const void* a = nullptr;
+  const void* b = nullptr;
+
+  ALWAYS_INLINE int padded_rank() const { return (rank + RANKS - 1) / RANKS * RANKS; }
+  ALWAYS_INLINE int padded(int size) const { return (size + columns - 1) / columns * columns; }
+  ALWAYS_INLINE size_t number_bytes() const { return is_bf16 ? 2 : 4; }
+  ALWAYS_INLINE size_t a_bytes() const {
+    return number_bytes() * padded_rank() * padded(num_inputs);
+  }
+  ALWAYS_INLINE size_t b_bytes() const { return number_bytes() * rank * padded(num_outputs); }
+  /// Sums of a number of A x.
+  ALWAYS_INLINE int num_parts() const {
+    return (num_inputs + LOW_RANK_INPUTS - 1) / LOW_RANK_INPUTS;
+  }
 };
 
 /// The largest output of a row and its index: the first of equal ones; NaN if any output is NaN.
@@ -453,6 +489,12 @@ struct Kernels {
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.
   void (*argmax)(const LinearArgs& args, int panel, int next, float* scratch, ArgMax* rows);
+  /// inner `[num_rows, padded_rank]` = A x for the inputs of one part of LOW_RANK_INPUTS.
+  void (*low_rank_inner)(const LowRank& weights, const float* x, int num_rows, int part,
+                         float* inner);
+  /// y `[num_rows, num_outputs]` += B inner, for panels [panel, next).
+  void (*add_low_rank)(const LowRank& weights, const float* inner, int num_rows, int panel,
+                       int next, float* y);
   /// The largest logit of a row `[size]`; NaN if one is NaN.
   float (*largest)(const float* x, int size);
   /// The sum of the weights e^((x - highest) * factor).

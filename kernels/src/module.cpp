@@ -18,6 +18,7 @@
 #include <tuple>
 #include <utility>
 
+#include "primitives/adapters.h"
 #include "primitives/primitives.h"
 #include "shared.h"
 #include "thread_pool.h"
@@ -340,6 +341,12 @@ std::shared_ptr<StateStep> make_state_step(const Rows& rows) {
   return std::make_shared<StateStep>(std::move(pieces));
 }
 
+/// None in Python is null here.
+nb::object use_adapters(std::shared_ptr<const AdaptedRows> rows) {
+  const auto before = graph::use_adapters(std::move(rows));
+  return before ? nb::cast(before) : nb::none();
+}
+
 /// A callable that is called, and at last dropped, in a thread that does not hold the interpreter's lock.
 struct Callable {
   nb::object object;
@@ -414,6 +421,16 @@ NB_MODULE(_native, m) {
   m.def("stored_weights", &stored_weights, "layout"_a, "size"_a, "file"_a, "offset"_a);
   m.def("use_bfloat16", &use_bfloat16, "weights"_a);
   m.def("scale_inputs", &scale_inputs, "weights"_a, "shifts"_a);
+  nb::class_<Shared<Adapter>>(m, "Adapter")
+      .def_prop_ro("nbytes", [](const std::shared_ptr<Adapter>& adapter) { return adapter->num_bytes(); })
+      .def("touched", [](const std::shared_ptr<Adapter>& adapter) { return adapter->used(); });
+  m.def("adapter", &graph::adapter, "layers"_a, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<Shared<AdaptedRows>>(m, "AdaptedRows")
+      .def_prop_ro("num_rows", [](const std::shared_ptr<AdaptedRows>& rows) { return rows->num_rows(); });
+  m.def("adapted_rows", [](const std::vector<RowSegment>& segments) {
+    return std::make_shared<AdaptedRows>(segments);
+  }, "segments"_a);
+  m.def("use_adapters", &use_adapters, "rows"_a.none());
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   nb::class_<ExpertLayer>(m, "ExpertLayer").def_prop_ro("nbytes", [](const ExpertLayer& layer) {
     return layer.weights->num_bytes();

@@ -1,5 +1,6 @@
 // The kernels of one instruction set, NATIVE_ISA of the build.
 #include "kernels/linear/linear.h"
+#include "kernels/low_rank.h"
 #include "kernels/parts.h"
 #include "kernels/pointwise.h"
 #include "kernels/pool.h"
@@ -25,6 +26,8 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .pack_row_bf16 = pack_row_bf16,
     .linear = linear,
     .argmax = argmax,
+    .low_rank_inner = low_rank_inner,
+    .add_low_rank = add_low_rank,
     .largest = largest,
     .total_weight = total_weight,
     .find_above = find_above,

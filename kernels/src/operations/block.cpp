@@ -49,7 +49,8 @@ auto gated_kernel(Activation activation) {
 
 void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
                    const Rotation& rotation, const Visibility& visibility,
-                   const float* query_factors, const float* x, int num_rows, float* y) {
+                   const float* query_factors, const float* x, int num_rows, float* y,
+                   const AdaptedRows* adapted) {
   const PoolLayout& layout = pool.layout();
   const int dim = layout.key_dim, num_keys = layout.num_heads;
   const size_t rows = num_rows, q_size = half.num_heads * dim, k_size = num_keys * dim;
@@ -62,7 +63,8 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
                   {&k, rows * k_size}, {&v, rows * v_size},
                   {&attended, rows * half.output.layer.num_inputs()},
                   {&joined, half.is_joined() ? rows * total : 0}});
-  multiply_normed(half.qkv, half.norm, x, num_rows, normed, half.is_joined() ? joined : outputs);
+  multiply_normed(half.qkv, half.norm, x, num_rows, adapted, normed,
+                  half.is_joined() ? joined : outputs);
   if (!half.is_gated) q = outputs;
   for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
     if (half.is_joined()) {
@@ -100,25 +102,26 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
                            .sinks = data_or_null(half.sinks),
                            .span_blocks = 0};
   attend(step, args, num_rows);
-  multiply_output(half.output, x, attended, num_rows, y, [&](int first, int next) {
+  multiply_output(half.output, x, attended, num_rows, adapted, y, [&](int first, int next) {
     if (half.is_gated)
       apply_gates(outputs, dim, first * half.num_heads, next * half.num_heads, attended);
   });
 }
 
-void run_mlp(const MlpHalf& half, const float* x, const float* residual, int num_rows, float* y) {
+void run_mlp(const MlpHalf& half, const float* x, const float* residual, int num_rows, float* y,
+             const AdaptedRows* adapted) {
   const size_t rows = num_rows, width = half.width();
   thread_local std::vector<float> memory;
   float *normed, *gate, *up, *gated;
   assign(memory, {{&normed, rows * half.size()}, {&gate, rows * width},
                   {&up, half.is_gated() ? rows * width : 0},
                   {&gated, half.is_joined() ? rows * width : 0}});
-  multiply_normed(half.gate_up, half.norm, x, num_rows, normed, gate);
+  multiply_normed(half.gate_up, half.norm, x, num_rows, adapted, normed, gate);
   const size_t stride = half.is_joined() ? 2 * width : width;
   if (half.is_joined()) up = gate + width;
   else gated = gate;
   const auto activate = gated_kernel(half.activation);
-  multiply_output(half.output, residual, gated, num_rows, y, [&](int first, int next) {
+  multiply_output(half.output, residual, gated, num_rows, adapted, y, [&](int first, int next) {
     for (size_t m = first; m < static_cast<size_t>(next); m++)
       activate(gate + m * stride, half.is_gated() ? up + m * stride : nullptr, width,
                gated + m * width);

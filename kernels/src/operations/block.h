@@ -56,13 +56,15 @@ struct Visibility {
 };
 
 /// Rows `[num_rows, size]` in and out.  Rotates by nothing if `rotation.half` is 0.  A row's queries
-/// are multiplied by its factor, if there are any.
+/// are multiplied by its factor, and its products have the changes of its adapter, if there are any.
 void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
                    const Rotation& rotation, const Visibility& visibility,
-                   const float* query_factors, const float* x, int num_rows, float* y);
+                   const float* query_factors, const float* x, int num_rows, float* y,
+                   const AdaptedRows* adapted = nullptr);
 
 /// Rows `[num_rows, size]` in and out.  The output is added to `residual`, which is x but in blocks
 /// whose attention and MLP have one input.
-void run_mlp(const MlpHalf& half, const float* x, const float* residual, int num_rows, float* y);
+void run_mlp(const MlpHalf& half, const float* x, const float* residual, int num_rows, float* y,
+             const AdaptedRows* adapted = nullptr);
 
 }  // namespace native

@@ -34,7 +34,7 @@ LinearArgs product(const Layer& layer, const float* residual, const float* x, in
 }
 
 void multiply_normed(const std::vector<Layer>& layers, const Norm& norm, const float* x,
-                     int num_rows, float* normed, float* y) {
+                     int num_rows, const AdaptedRows* adapted, float* normed, float* y) {
   bool is_normed = !norm.size();
   const float* input = norm.size() ? normed : x;
   for (size_t i = 0; i < layers.size();) {
@@ -44,7 +44,7 @@ void multiply_normed(const std::vector<Layer>& layers, const Norm& norm, const f
       products.push_back(product(layers[i], nullptr, input, num_rows, y));
       y += static_cast<size_t>(num_rows) * layers[i].num_outputs();
     }
-    multiply(std::move(products), [&](int first, int next) {
+    multiply(std::move(products), adapted, [&](int first, int next) {
       if (!is_normed) norm_rows(norm, x, first, next, normed);
     });
     is_normed = true;

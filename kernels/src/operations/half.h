@@ -61,15 +61,15 @@ LinearArgs product(const Layer& layer, const float* residual, const float* x, in
 
 /// Compute the products of norm(x), with `normed` as space for it; their outputs follow each other.
 void multiply_normed(const std::vector<Layer>& layers, const Norm& norm, const float* x,
-                     int num_rows, float* normed, float* y);
+                     int num_rows, const AdaptedRows* adapted, float* normed, float* y);
 
 /// Compute the output from its layer's input, whose rows `prepare` computes before.
 template <typename Prepare>
 void multiply_output(const Output& output, const float* x, const float* input, int num_rows,
-                     float* y, const Prepare& prepare) {
+                     const AdaptedRows* adapted, float* y, const Prepare& prepare) {
   const Ending& ending = output.ending;
   const float* residual = ending.is_sum() ? x : nullptr;
-  multiply({product(output.layer, residual, input, num_rows, y)}, prepare);
+  multiply({product(output.layer, residual, input, num_rows, y)}, adapted, prepare);
   if (residual || ending.is_nothing()) return;
   for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
     ending.finish(x, first, next, output.layer.num_outputs(), y);

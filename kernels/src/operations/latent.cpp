@@ -20,6 +20,7 @@ struct LatentRun {
   const Step& step;
   const Rotation& rotation;
   int window;
+  const AdaptedRows* adapted;
   size_t num_rows;
   const float* q;        // [rows, heads, query_dim]
   const float* latents;  // [rows, latent_dim + rotated_dim]
@@ -97,7 +98,7 @@ struct ByHeads {
     const size_t heads = half.num_heads, latent = half.latent_dim(), dim = half.query_dim();
     const size_t plain = half.plain_dim(), value = half.value_dim();
     multiply({product(half.expand[0], nullptr, normed, static_cast<int>(run.num_rows), expanded)},
-             [&](int first, int next) {
+             run.adapted, [&](int first, int next) {
                for (size_t m = first; m < static_cast<size_t>(next); m++)
                  run.norm_latent(m, normed + m * latent);
              });
@@ -145,7 +146,8 @@ void multiply_heads(const PackedWeights& weights, const float* x, int stride, in
 }
 
 void run_latent(const LatentHalf& half, Pool& pool, const Step& step, const Rotation& rotation,
-                int window, const float* query_factors, const float* x, int num_rows, float* y) {
+                int window, const float* query_factors, const float* x, int num_rows, float* y,
+                const AdaptedRows* adapted) {
   const size_t rows = num_rows, heads = half.num_heads, cells = rows * heads;
   const size_t key_dim = pool.layout().key_dim, latent = half.latent_dim();
   const size_t value_dim = half.value_dim();
@@ -164,23 +166,23 @@ void run_latent(const LatentHalf& half, Pool& pool, const Step& step, const Rota
           {&keys, rows * key_heads * key_dim},
           {&values, cells * value_dim},
           {&attended, cells * (is_expanded ? value_dim : latent)}});
-  multiply_normed(half.inputs, half.norm, x, num_rows, normed, first);
+  multiply_normed(half.inputs, half.norm, x, num_rows, adapted, normed, first);
   if (half.q.empty()) q = first;
-  else multiply_normed(half.q, half.q_norm, first, num_rows, q_normed, q);
+  else multiply_normed(half.q, half.q_norm, first, num_rows, adapted, q_normed, q);
   if (query_factors)
     for_rows(num_rows, rows_per_part(num_rows), [&](int from, int to) {
       scale_rows(query_factors, from, to, heads * half.query_dim(), q);
     });
-  const LatentRun run{half, pool, step, rotation, window, rows, q, latents};
+  const LatentRun run{half, pool, step, rotation, window, adapted, rows, q, latents};
   if (is_expanded) {
     ByHeads{run, normed, made, queries, keys, values}.attend(attended);
-    return multiply_output(half.output, x, attended, num_rows, y, [](int, int) {});
+    return multiply_output(half.output, x, attended, num_rows, adapted, y, [](int, int) {});
   }
   const ByLatents by{run, made, queries, keys, attended, values};
   by.attend();
   // The queries are not needed any more.
   float* joined = queries;
-  multiply_output(half.output, x, joined, num_rows, y, [&](int first_row, int next) {
+  multiply_output(half.output, x, joined, num_rows, adapted, y, [&](int first_row, int next) {
     for (int m = first_row; m < next; m++) by.join(m, joined);
   });
 }

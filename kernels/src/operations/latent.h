@@ -41,6 +41,7 @@ void multiply_heads(const PackedWeights& weights, const float* x, int stride, in
 
 /// Rows `[num_rows, size]` in and out.  A row's queries are multiplied by its factor, if there are any.
 void run_latent(const LatentHalf& half, Pool& pool, const Step& step, const Rotation& rotation,
-                int window, const float* query_factors, const float* x, int num_rows, float* y);
+                int window, const float* query_factors, const float* x, int num_rows, float* y,
+                const AdaptedRows* adapted = nullptr);
 
 }  // namespace native

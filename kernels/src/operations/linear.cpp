@@ -91,11 +91,12 @@ void multiply_packed(const std::vector<LinearArgs>& products) {
   for_panels(Parts(products, kernels()->max_tile_rows(products[0].weights)),
              [](const LinearArgs& product, int panel, int next, float* scratch, int) {
                kernels()->linear(product, panel, next, scratch);
+               if (product.deltas) product.deltas->add(product, panel, next);
              });
 }
 
-void multiply(std::vector<LinearArgs> products) {
-  multiply(std::move(products), nothing_to_prepare);
+void multiply(std::vector<LinearArgs> products, const AdaptedRows* adapted) {
+  multiply(std::move(products), adapted, nothing_to_prepare);
 }
 
 void arg_max(const LinearArgs& product, uint32_t* indices, float* values) {

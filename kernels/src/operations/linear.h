@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "operations/low_rank.h"
 #include "operations/parallel.h"
 #include "weights.h"
 
@@ -57,15 +58,18 @@ void pack_input(std::vector<LinearArgs>& products, const Prepare& prepare) {
 /// Compute several products of packed inputs.
 void multiply_packed(const std::vector<LinearArgs>& products);
 
-/// Compute several products of one input, whose rows `prepare(first, next)` computes before.
+/// Compute several products of one input, whose rows `prepare(first, next)` computes before, and what
+/// adapters add to them, if there are any.
 template <typename Prepare>
-void multiply(std::vector<LinearArgs> products, const Prepare& prepare) {
+void multiply(std::vector<LinearArgs> products, const AdaptedRows* adapted,
+              const Prepare& prepare) {
   pack_input(products, prepare);
+  const Deltas deltas(adapted, products);
   multiply_packed(products);
 }
 
 /// Compute several products of one input.
-void multiply(std::vector<LinearArgs> products);
+void multiply(std::vector<LinearArgs> products, const AdaptedRows* adapted = nullptr);
 
 /// The largest output of each row and its index: the first of equal ones; NaN if any output is NaN.
 /// `y` of the product is not used.

@@ -41,8 +41,9 @@ struct Channels {
 
 class MixerRun {
  public:
-  MixerRun(const Mixer& mixer, const StatePool& pool, const StateStep& step)
-      : mixer_(mixer), pool_(pool), step_(step), rows_(step.num_rows),
+  MixerRun(const Mixer& mixer, const StatePool& pool, const StateStep& step,
+           const AdaptedRows* adapted)
+      : mixer_(mixer), pool_(pool), step_(step), adapted_(adapted), rows_(step.num_rows),
         joined_(mixer.layers, rows_) {
     const size_t keys = rows_ * mixer.num_key_heads * mixer.key_dim;
     const size_t values = rows_ * mixer.num_values();
@@ -55,7 +56,8 @@ class MixerRun {
   }
 
   void compute(const float* x, float* y) {
-    multiply_normed(mixer_.layers, mixer_.norm, x, static_cast<int>(rows_), normed_, outputs_);
+    multiply_normed(mixer_.layers, mixer_.norm, x, static_cast<int>(rows_), adapted_, normed_,
+                    outputs_);
     const bool has_states = mixer_.recurrence != Recurrence::kNone;
     // Keys of a head, or values of some.
     const int num_runs = static_cast<int>(step_.runs.size());
@@ -72,15 +74,17 @@ class MixerRun {
       threads().for_each(num_runs * mixer_.num_heads, [&](int part) {
         recur(step_.runs[part / mixer_.num_heads], part % mixer_.num_heads);
       });
-    multiply_output(mixer_.output, x, y_, static_cast<int>(rows_), y, [&](int first, int next) {
-      for (int row = first; row < next; row++) gate_outputs(row);
-    });
+    multiply_output(mixer_.output, x, y_, static_cast<int>(rows_), adapted_, y,
+                    [&](int first, int next) {
+                      for (int row = first; row < next; row++) gate_outputs(row);
+                    });
   }
 
  private:
   const Mixer& mixer_;
   const StatePool& pool_;
   const StateStep& step_;
+  const AdaptedRows* adapted_;
   size_t rows_;
   Joined joined_;
   std::vector<float> q_weight_, k_weight_;
@@ -307,8 +311,8 @@ void Mixer::check() const {
 }
 
 void run_mixer(const Mixer& mixer, const StatePool& pool, const StateStep& step, const float* x,
-               float* y) {
-  MixerRun(mixer, pool, step).compute(x, y);
+               float* y, const AdaptedRows* adapted) {
+  MixerRun(mixer, pool, step, adapted).compute(x, y);
 }
 
 }  // namespace native

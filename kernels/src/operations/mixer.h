@@ -76,6 +76,6 @@ struct Mixer {
 
 /// Rows `[step.num_rows, size]` in and out.
 void run_mixer(const Mixer& mixer, const StatePool& pool, const StateStep& step, const float* x,
-               float* y);
+               float* y, const AdaptedRows* adapted = nullptr);
 
 }  // namespace native

@@ -5,7 +5,6 @@
 
 #include "kernels.h"
 #include "operations/buffers.h"
-#include "operations/linear.h"
 #include "operations/parallel.h"
 #include "operations/pointwise.h"
 
@@ -67,10 +66,9 @@ void keep_groups(const Router& router, float* values) {
 
 /// Products of one input, whose rows `prepare` computes before the first.
 template <typename Prepare>
-void multiply_by(const Layer& layer, const float* x, int num_rows, float* y,
-                 const Prepare& prepare) {
-  const float* bias = layer.bias.empty() ? nullptr : layer.bias.data();
-  multiply({{layer.weights->panels(), bias, nullptr, x, y, num_rows}}, prepare);
+void multiply_by(const Layer& layer, const float* x, int num_rows, const AdaptedRows* adapted,
+                 float* y, const Prepare& prepare) {
+  multiply({product(layer, nullptr, x, num_rows, y)}, adapted, prepare);
 }
 
 /// What is added up for a row: a row of each chosen expert, and of the shared one.
@@ -122,7 +120,8 @@ void route(const Router& router, const float* logits, int32_t* indices, float* w
     weights[i] = (router.is_normalized ? weights[i] / total : weights[i]) * router.factor;
 }
 
-void run_mixture(const MixtureHalf& half, const float* x, int num_rows, float* y) {
+void run_mixture(const MixtureHalf& half, const float* x, int num_rows, float* y,
+                 const AdaptedRows* adapted) {
   const size_t rows = num_rows, size = half.size(), top_k = half.router.top_k;
   const size_t num_experts = half.router.num_experts;
   thread_local std::vector<float> memory;
@@ -132,7 +131,7 @@ void run_mixture(const MixtureHalf& half, const float* x, int num_rows, float* y
                   {&weights, rows * top_k}, {&shared, half.shared ? rows * size : 0},
                   {&gates, half.shared_gate ? rows : 0}});
   const float* input = half.norm.size() ? normed : x;
-  multiply_by(half.router_layer, input, num_rows, logits, [&](int first, int next) {
+  multiply_by(half.router_layer, input, num_rows, adapted, logits, [&](int first, int next) {
     if (half.norm.size()) norm_rows(half.norm, x, first, next, normed);
   });
   int32_t* indices = grow(index_memory, rows * top_k);
@@ -140,8 +139,9 @@ void run_mixture(const MixtureHalf& half, const float* x, int num_rows, float* y
     for (size_t m = first; m < static_cast<size_t>(next); m++)
       route(half.router, logits + m * num_experts, indices + m * top_k, weights + m * top_k);
   });
-  if (half.shared) run_mlp(*half.shared, input, input, num_rows, shared);
-  if (half.shared_gate) multiply_by(*half.shared_gate, input, num_rows, gates, [](int, int) {});
+  if (half.shared) run_mlp(*half.shared, input, input, num_rows, shared, adapted);
+  if (half.shared_gate)
+    multiply_by(*half.shared_gate, input, num_rows, adapted, gates, [](int, int) {});
   const Routing routing(indices, static_cast<int>(rows * top_k), half.router.num_experts);
   const Sum sum{half, routing, weights,
                 run_sorted(half.experts, input, half.router.top_k, routing),

@@ -45,7 +45,8 @@ struct MixtureHalf {
   int size() const { return router_layer.num_inputs(); }
 };
 
-/// Rows `[num_rows, size]` in and out.
-void run_mixture(const MixtureHalf& half, const float* x, int num_rows, float* y);
+/// Rows `[num_rows, size]` in and out.  Adapters change the router, the shared expert and its gate.
+void run_mixture(const MixtureHalf& half, const float* x, int num_rows, float* y,
+                 const AdaptedRows* adapted = nullptr);
 
 }  // namespace native

@@ -119,6 +119,7 @@ LinearArgs Parts::rows_of(const Range& range) const {
   p.y += at;
   if (p.residual) p.residual += at;
   p.num_rows = range.num_rows;
+  p.first_row = range.first_row;
   p.packed = p.packed.from_row(p.weights, range.first_row);
   return p;
 }

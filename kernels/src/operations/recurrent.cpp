@@ -10,7 +10,7 @@ namespace {
 // into the L1 cache, where they stay for all tokens.
 constexpr int ROWS_OF_STATE = 32;
 // A multiple of all vectors.  Fewer do not repay claiming a part.
-constexpr int CHANNELS = 1024;
+constexpr int CHANNELS_AT_ONCE = 1024;
 
 }  // namespace
 
@@ -24,10 +24,10 @@ void delta_rule(const DeltaArgs& args, int num_requests) {
 }
 
 void convolve(const ConvolutionArgs& args, int num_requests) {
-  const int parts = (args.num_channels + CHANNELS - 1) / CHANNELS;
+  const int parts = (args.num_channels + CHANNELS_AT_ONCE - 1) / CHANNELS_AT_ONCE;
   threads().for_each(num_requests * args.num_tokens * parts, [&](int part) {
-    const int first = part % parts * CHANNELS;
-    kernels()->convolve(args, part / parts, first, std::min(first + CHANNELS, args.num_channels));
+    const int first = part % parts * CHANNELS_AT_ONCE;
+    kernels()->convolve(args, part / parts, first, std::min(first + CHANNELS_AT_ONCE, args.num_channels));
   });
 }
 

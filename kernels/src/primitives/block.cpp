@@ -1,4 +1,5 @@
 // The halves of a transformer block as operations.
+#include "primitives/adapters.h"
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
 #include "primitives/rows.h"
@@ -11,15 +12,17 @@ class Attention : public RowPrimitive {
  public:
   Attention(const RowInputs& inputs, std::shared_ptr<const AttentionHalf> half,
             std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, bool traditional,
-            const Visibility& visibility)
+            const Visibility& visibility, std::shared_ptr<const AdaptedRows> adapted)
       : RowPrimitive(inputs, traditional), half_(std::move(half)), pool_(std::move(pool)),
-        step_(std::move(step)), visibility_(visibility) {}
+        step_(std::move(step)), visibility_(visibility), adapted_(std::move(adapted)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     dispatch([x = contiguous(inputs[0]), rotation = rotation(inputs),
               factors = query_factors(inputs), num_rows = inputs[0].shape(0), half = half_,
-              pool = pool_, step = step_, visibility = visibility_, y = allocate(outputs[0])] {
-      native::run_attention(*half, *pool, *step, rotation, visibility, factors, x, num_rows, y);
+              pool = pool_, step = step_, visibility = visibility_, adapted = adapted_,
+              y = allocate(outputs[0])] {
+      native::run_attention(*half, *pool, *step, rotation, visibility, factors, x, num_rows, y,
+                            adapted.get());
     });
   }
 
@@ -30,17 +33,19 @@ class Attention : public RowPrimitive {
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<const Step> step_;
   Visibility visibility_;
+  std::shared_ptr<const AdaptedRows> adapted_;
 };
 
 class Mlp : public CpuPrimitive {
  public:
-  explicit Mlp(std::shared_ptr<const MlpHalf> half) : half_(std::move(half)) {}
+  Mlp(std::shared_ptr<const MlpHalf> half, std::shared_ptr<const AdaptedRows> adapted)
+      : half_(std::move(half)), adapted_(std::move(adapted)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const int num_rows = static_cast<int>(inputs[0].size() / half_->size());
     dispatch([x = contiguous(inputs[0]), residual = contiguous(inputs.back()), num_rows,
-              half = half_, y = allocate(outputs[0])] {
-      native::run_mlp(*half, x, residual, num_rows, y);
+              half = half_, adapted = adapted_, y = allocate(outputs[0])] {
+      native::run_mlp(*half, x, residual, num_rows, y, adapted.get());
     });
   }
 
@@ -48,6 +53,7 @@ class Mlp : public CpuPrimitive {
 
  private:
   std::shared_ptr<const MlpHalf> half_;
+  std::shared_ptr<const AdaptedRows> adapted_;
 };
 
 bool fits(const Norm& norm, int size) { return !norm.size() || norm.size() == size; }
@@ -109,11 +115,13 @@ mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosi
   const mx::Shape rows{x.shape(0), 1, half->size()};
   require(x.shape() == rows && x.shape(0) >= step->num_rows(), "x is [rows, 1, size]");
   check_attention(*half, layout);
+  auto adapted = adapted_rows(x, {half->qkv, only(half->output.layer)});
   RowInputs inputs = row_inputs(x, cosines, sines, query_factors, layout.key_dim);
   return mx::array(rows, mx::float32,
                    std::make_shared<Attention>(inputs, std::move(half), std::move(pool),
                                                std::move(step), traditional,
-                                               Visibility{window, is_chunked, soft_cap}),
+                                               Visibility{window, is_chunked, soft_cap},
+                                               std::move(adapted)),
                    std::move(inputs.arrays));
 }
 
@@ -124,7 +132,9 @@ mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half,
   check_mlp(*half);
   std::vector<mx::array> inputs{as_floats(x)};
   if (residual) inputs.push_back(as_floats(*residual));
-  return mx::array(x.shape(), mx::float32, std::make_shared<Mlp>(std::move(half)),
+  auto adapted = adapted_rows(x, {half->gate_up, only(half->output.layer)});
+  return mx::array(x.shape(), mx::float32,
+                   std::make_shared<Mlp>(std::move(half), std::move(adapted)),
                    std::move(inputs));
 }
 

@@ -18,6 +18,13 @@ inline mx::Stream stream() { return mx::default_stream(mx::Device(mx::Device::cp
 
 inline mx::array as_floats(const mx::array& x) { return mx::astype(x, mx::float32, stream()); }
 
+/// An evaluated, contiguous array.
+inline mx::array evaluated(const mx::array& x, mx::Dtype dtype) {
+  mx::array rows = mx::contiguous(mx::astype(x, dtype, stream()), false, stream());
+  rows.eval();
+  return rows;
+}
+
 /// Throws std::invalid_argument if the condition is false.
 inline void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);

@@ -1,5 +1,6 @@
 // Latent attention of a transformer block as an operation.
 #include "operations/latent.h"
+#include "primitives/adapters.h"
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
 #include "primitives/rows.h"
@@ -11,15 +12,18 @@ namespace {
 class Latent : public RowPrimitive {
  public:
   Latent(const RowInputs& inputs, std::shared_ptr<const LatentHalf> half,
-         std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, bool traditional, int window)
+         std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, bool traditional, int window,
+         std::shared_ptr<const AdaptedRows> adapted)
       : RowPrimitive(inputs, traditional), half_(std::move(half)), pool_(std::move(pool)),
-        step_(std::move(step)), window_(window) {}
+        step_(std::move(step)), window_(window), adapted_(std::move(adapted)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     dispatch([x = contiguous(inputs[0]), rotation = rotation(inputs),
               factors = query_factors(inputs), num_rows = inputs[0].shape(0), half = half_,
-              pool = pool_, step = step_, window = window_, y = allocate(outputs[0])] {
-      native::run_latent(*half, *pool, *step, rotation, window, factors, x, num_rows, y);
+              pool = pool_, step = step_, window = window_, adapted = adapted_,
+              y = allocate(outputs[0])] {
+      native::run_latent(*half, *pool, *step, rotation, window, factors, x, num_rows, y,
+                         adapted.get());
     });
   }
 
@@ -30,6 +34,7 @@ class Latent : public RowPrimitive {
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<const Step> step_;
   int window_;
+  std::shared_ptr<const AdaptedRows> adapted_;
 };
 
 void check_sizes(const LatentHalf& half) {
@@ -82,10 +87,12 @@ mx::array run_latent(const mx::array& x, const std::optional<mx::array>& cosines
   const mx::Shape rows{x.shape(0), 1, half->size()};
   require(x.shape() == rows && x.shape(0) >= step->num_rows(), "x is [rows, 1, size]");
   check_latent(*half, pool->layout());
+  auto adapted = adapted_rows(x, {half->inputs, half->q, half->expand, only(half->output.layer)});
   RowInputs inputs = row_inputs(x, cosines, sines, query_factors, half->rotated_dim());
   return mx::array(rows, mx::float32,
                    std::make_shared<Latent>(inputs, std::move(half), std::move(pool),
-                                            std::move(step), traditional, window),
+                                            std::move(step), traditional, window,
+                                            std::move(adapted)),
                    std::move(inputs.arrays));
 }
 

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "operations/linear.h"
+#include "primitives/adapters.h"
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
 #include "thread_pool.h"
@@ -12,8 +13,10 @@ namespace {
 
 class Linear : public CpuPrimitive {
  public:
-  Linear(std::vector<Weights> weights, std::vector<bool> has_bias)
-      : weights_(std::move(weights)), has_bias_(std::move(has_bias)) {}
+  Linear(std::vector<Weights> weights, std::vector<bool> has_bias,
+         std::shared_ptr<const AdaptedRows> adapted)
+      : weights_(std::move(weights)), has_bias_(std::move(has_bias)),
+        adapted_(std::move(adapted)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const float* x = contiguous(inputs[0]);
@@ -25,16 +28,21 @@ class Linear : public CpuPrimitive {
       const int num_rows = static_cast<int>(inputs[0].size() / panels.num_inputs);
       products.push_back({panels, bias, nullptr, x, allocate(outputs[i]), num_rows});
     }
-    dispatch([products = std::move(products), weights = weights_] { multiply(products); });
+    dispatch([products = std::move(products), weights = weights_, adapted = adapted_] {
+      multiply(products, adapted.get());
+    });
   }
 
   DEFINE_NAME(NativeLinear)
 
-  const std::vector<Weights>& weights() const { return weights_; }
+  /// Whether it is one product, without adapters.
+  bool is_plain() const { return weights_.size() == 1 && !adapted_; }
+  const Weights& weights() const { return weights_[0]; }
 
  private:
   std::vector<Weights> weights_;
   std::vector<bool> has_bias_;
+  std::shared_ptr<const AdaptedRows> adapted_;
 };
 
 class LinearArgMax : public CpuPrimitive {
@@ -101,7 +109,8 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& we
   }
   return mx::array::make_arrays(std::move(shapes),
                                 std::vector<mx::Dtype>(weights.size(), mx::float32),
-                                std::make_shared<Linear>(weights, has_bias), inputs);
+                                std::make_shared<Linear>(weights, has_bias, adapted_rows(x, weights)),
+                                inputs);
 }
 
 std::pair<mx::array, mx::array> arg_max(const mx::array& logits) {
@@ -113,12 +122,12 @@ std::pair<mx::array, mx::array> arg_max(const mx::array& logits) {
   const bool is_unevaluated =
       product.has_primitive() && product.status() == mx::array::Status::unscheduled;
   const auto* linear = is_unevaluated ? dynamic_cast<const Linear*>(&product.primitive()) : nullptr;
-  if (!linear || linear->weights().size() != 1)
+  if (!linear || !linear->is_plain())
     return {mx::argmax(logits, -1, false, stream()), mx::max(logits, -1, false, stream())};
   const mx::Shape shape{logits.shape(0)};
   const auto outputs = mx::array::make_arrays(
       {shape, shape}, {mx::uint32, mx::float32},
-      std::make_shared<LinearArgMax>(linear->weights()[0]), product.inputs());
+      std::make_shared<LinearArgMax>(linear->weights()), product.inputs());
   return {outputs[0], outputs[1]};
 }
 

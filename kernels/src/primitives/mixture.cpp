@@ -1,6 +1,7 @@
 // A mixture of experts in place of a block's MLP.
 #include "operations/mixture.h"
 
+#include "primitives/adapters.h"
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
 
@@ -10,12 +11,14 @@ namespace {
 
 class Mixture : public CpuPrimitive {
  public:
-  explicit Mixture(std::shared_ptr<const MixtureHalf> half) : half_(std::move(half)) {}
+  Mixture(std::shared_ptr<const MixtureHalf> half, std::shared_ptr<const AdaptedRows> adapted)
+      : half_(std::move(half)), adapted_(std::move(adapted)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const int num_rows = static_cast<int>(inputs[0].size() / half_->size());
-    dispatch([x = contiguous(inputs[0]), num_rows, half = half_, y = allocate(outputs[0])] {
-      native::run_mixture(*half, x, num_rows, y);
+    dispatch([x = contiguous(inputs[0]), num_rows, half = half_, adapted = adapted_,
+              y = allocate(outputs[0])] {
+      native::run_mixture(*half, x, num_rows, y, adapted.get());
     });
   }
 
@@ -23,7 +26,19 @@ class Mixture : public CpuPrimitive {
 
  private:
   std::shared_ptr<const MixtureHalf> half_;
+  std::shared_ptr<const AdaptedRows> adapted_;
 };
+
+/// Those that adapters may change.
+std::vector<Layer> layers_of(const MixtureHalf& half) {
+  std::vector<Layer> layers{half.router_layer};
+  if (half.shared) {
+    layers.insert(layers.end(), half.shared->gate_up.begin(), half.shared->gate_up.end());
+    layers.push_back(half.shared->output.layer);
+  }
+  if (half.shared_gate) layers.push_back(*half.shared_gate);
+  return layers;
+}
 
 bool fits(const Norm& norm, int size) { return !norm.size() || norm.size() == size; }
 
@@ -66,7 +81,9 @@ void check_mixture(const MixtureHalf& half) {
 
 mx::array run_mixture(const mx::array& x, std::shared_ptr<const MixtureHalf> half) {
   require(x.ndim() > 0 && x.shape(-1) == half->size(), "x is [..., size]");
-  return mx::array(x.shape(), mx::float32, std::make_shared<Mixture>(std::move(half)),
+  auto adapted = adapted_rows(x, {layers_of(*half)});
+  return mx::array(x.shape(), mx::float32,
+                   std::make_shared<Mixture>(std::move(half), std::move(adapted)),
                    {as_floats(x)});
 }
 

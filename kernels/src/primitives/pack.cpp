@@ -6,13 +6,6 @@ namespace native::graph {
 
 namespace {
 
-/// An evaluated, contiguous array.
-mx::array evaluated(const mx::array& x, mx::Dtype dtype) {
-  mx::array rows = mx::contiguous(mx::astype(x, dtype, stream()), false, stream());
-  rows.eval();
-  return rows;
-}
-
 InputType input_type_of(int bits) {
   if (bits == 32) return InputType::kFloat32;
   require(bits == 16, "inputs have 16 or 32 bits");

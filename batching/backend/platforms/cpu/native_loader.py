@@ -14,7 +14,7 @@ from batching.backend.processor.cores import Nodes, usable_cores
 from batching.errors import ModelLoadError
 
 # The interface of `mlx_cpu_kernels`, a package that is installed by itself: kernels/README.md.
-INTERFACE_VERSION: Final = 3
+INTERFACE_VERSION: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
