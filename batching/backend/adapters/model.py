@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from batching.adapters.adapter import NO_SLOT, AdaptableLayers, Adapter
+from batching.adapters.files.adapter_file import opened
+from batching.adapters.files.fitting import fitted
 from batching.adapters.low_rank import LowRank
 from batching.adapters.slots import AdapterLoad
 from batching.backend.adapters.linears import AdaptedLinears
@@ -20,6 +22,15 @@ ReadAdapter = Callable[[Adapter, AdaptableLayers], Mapping[str, LowRank]]
 _BYTES: Final = 4
 
 
+def read_adapter(adapter: Adapter, layers: AdaptableLayers) -> Mapping[str, LowRank]:
+    """Read the numbers of an adapter that was opened before.
+
+    Raises:
+        AdapterError: its files are gone or others, or do not fit the layers.
+    """
+    return fitted(opened(adapter), layers)
+
+
 class ModelAdapters:
     """Loads adapters into slots, and lets the linear layers of a model add them to the rows of a step.
 
@@ -27,7 +38,10 @@ class ModelAdapters:
     """
 
     def __init__(
-        self, kinds: Sequence[AdaptedLinears], layers: AdaptableLayers, read: ReadAdapter
+        self,
+        kinds: Sequence[AdaptedLinears],
+        layers: AdaptableLayers,
+        read: ReadAdapter = read_adapter,
     ) -> None:
         self.layers = layers
         self._kinds = kinds

@@ -1,9 +1,9 @@
 """Prepares a model for adapters: finds out which of its layers take some."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,11 +12,10 @@ import numpy as np
 from batching.adapters.adapter import AdaptableLayer, AdaptableLayers, NoAdapters
 from batching.adapters.low_rank import LowRank
 from batching.backend.adapters.linears import AdaptedLinears
-from batching.backend.adapters.model import ModelAdapters, ReadAdapter, adapter_bytes
+from batching.backend.adapters.model import ModelAdapters, ReadAdapter, adapter_bytes, read_adapter
 from batching.backend.adapters.survey import Survey
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.hooks.changes import Changes
-from batching.backend.platform import PreparedModel
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.checked_model import CheckedModel
 from batching.block_manager import BlockTable
@@ -26,7 +25,20 @@ from batching.steps.step_plan import Slice
 logger = logging.getLogger(__name__)
 
 _SLOT: Final = 1
-_NOT_USED: Final = "is computed together with others on this platform"
+_NOT_USED: Final = "this platform computes it together with others"
+
+
+class AdaptedModel(NamedTuple):
+    """A model that is ready to be served.
+
+    found: its layers before a platform replaced its modules.
+    packed: what adds adapters to those that are no modules of MLX any more; None if all are.
+    """
+
+    model: nn.Module
+    vocab_size: int
+    found: Survey
+    packed: AdaptedLinears | None = None
 
 
 @dataclass(frozen=True)
@@ -42,17 +54,16 @@ class OpenAdapters:
 
 def open_adapters(
     config: EngineConfig,
-    found: Survey,
-    prepared: PreparedModel,
+    adapted: AdaptedModel,
     checked: CheckedModel,
     changes: Changes,
-    read: ReadAdapter,
+    read: ReadAdapter = read_adapter,
 ) -> OpenAdapters | NoAdapters:
     """Prepare a model for adapters, in the mode in which it is served; say why, if it takes none."""
     own = Changes()
     try:
-        kinds = _kinds(config, found, prepared, checked, own)
-        layers = _tried(config, found, prepared, checked, kinds)
+        kinds = _kinds(config, adapted, checked, own)
+        layers = _tried(config, adapted, checked, kinds)
     except Exception as error:
         # The code of a model can raise anything.
         own.undo()
@@ -66,46 +77,40 @@ def open_adapters(
 
 
 def _kinds(
-    config: EngineConfig,
-    found: Survey,
-    prepared: PreparedModel,
-    checked: CheckedModel,
-    changes: Changes,
+    config: EngineConfig, adapted: AdaptedModel, checked: CheckedModel, changes: Changes
 ) -> list[AdaptedLinears]:
-    packed = prepared.packed_linears(found.layers.keys())
     modules: Mapping[str, nn.Module] = {
         path: module
-        for path, module in prepared.loaded.model.named_modules()
-        if path in found.layers and isinstance(module, nn.Linear | nn.QuantizedLinear)
+        for path, module in adapted.model.named_modules()
+        if path in adapted.found.layers and isinstance(module, nn.Linear | nn.QuantizedLinear)
     }
     of_mlx = checked.platform.linear_modules(modules, config.max_adapters, changes)
-    return [of_mlx] if packed is None else [of_mlx, packed]
+    return [of_mlx] if adapted.packed is None else [of_mlx, adapted.packed]
 
 
 def _tried(
     config: EngineConfig,
-    found: Survey,
-    prepared: PreparedModel,
+    adapted: AdaptedModel,
     checked: CheckedModel,
-    kinds: list[AdaptedLinears],
+    kinds: Sequence[AdaptedLinears],
 ) -> AdaptableLayers:
     """Return the layers that add adapters of zeros to a prompt, and to decodes."""
-    model = ModelAdapters(kinds, AdaptableLayers({}, {}, 1), lambda _, __: {})
+    found = adapted.found
+    adapters = ModelAdapters(kinds, AdaptableLayers(found.layers, {}, 1))
     for kind in kinds:
         kind.put(_SLOT, {path: _zeros(found.layers[path]) for path in kind.paths})
     num_window_blocks = 0 if checked.layout.window is None else 2
     cache = checked.cache(2, config.block_size, num_window_blocks=num_window_blocks)
-    loaded = prepared.loaded
-    runner = MLXRunner(loaded.model, loaded.vocab_size, checked.selection, cache)
+    runner = MLXRunner(adapted.model, adapted.vocab_size, checked.selection, cache)
     used = set(found.layers)
     for slices in ([_slice(0, 0, 2)], [_slice(0, 2, 1), _slice(1, 0, 1)]):
         step = cache.begin(slices)
-        with model.running(step.attention.slices):
+        with adapters.running(step.attention.slices):
             logits = runner.logits(step)
         cache.flush()
         mx.eval(logits, cache.arrays)
         used &= {path for kind in kinds for path in kind.take_used(_SLOT)}
-    model.reset()
+    adapters.reset()
     return AdaptableLayers(
         {path: layer for path, layer in found.layers.items() if path in used},
         found.refused | {path: _NOT_USED for path in found.layers if path not in used},

@@ -7,7 +7,7 @@ from typing import Final
 from batching.adapters.adapter import NO_ADAPTERS, NoAdapters
 from batching.backend.adapters.model import ModelAdapters
 from batching.backend.adapters.survey import Survey, survey
-from batching.backend.builder.adapters import OpenAdapters, open_adapters
+from batching.backend.builder.adapters import AdaptedModel, OpenAdapters, open_adapters
 from batching.backend.builder.block_store import open_store
 from batching.backend.builder.sizing import Sizes, sizes_of
 from batching.backend.exceptions import forget_locals, one_line
@@ -204,7 +204,10 @@ def _adapters(
 ) -> OpenAdapters | NoAdapters:
     if not config.max_adapters:
         return NO_ADAPTERS
-    return open_adapters(config, found, prepared, checked, changes, read_adapter)
+    loaded = prepared.loaded
+    packed = prepared.packed_linears(found.layers.keys())
+    adapted = AdaptedModel(loaded.model, loaded.vocab_size, found, packed)
+    return open_adapters(config, adapted, checked, changes)
 
 
 def _vision(
