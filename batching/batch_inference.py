@@ -170,7 +170,7 @@ class BatchInferenceEngine:
             outputs = self._collect(step, began)
         except SlicesFailed as failure:
             logger.exception("%d requests of a step failed", len(failure.request_ids))
-            outputs = self._recover(plan, failure.request_ids)
+            outputs = self._recover(plan, failure.request_ids, RequestFailed(*failure.reasons))
         except Exception:
             logger.exception("a step of %d requests failed", len(plan.slices))
             has_failed = True
@@ -185,7 +185,7 @@ class BatchInferenceEngine:
             self.stats(),
             has_failed,
             self._scheduler.block_manager.take_ages(),
-            is_idle=not (plan.slices or plan.encodes or plan.restores),
+            is_idle=not (plan.slices or plan.encodes or plan.restores or plan.adapters),
         )
         return outputs
 
@@ -267,12 +267,15 @@ class BatchInferenceEngine:
         if encodes := step.plan.encodes:
             num_bytes = sum(order.num_bytes for order in encodes)
             self._stall_budget.record_images(num_bytes, num_prefilled, num_decoded, duration)
-        elif step.plan.slices and not step.plan.restores:
+        elif step.plan.slices and not (step.plan.restores or step.plan.adapters):
             self._stall_budget.record(num_prefilled, num_decoded, duration)
         return self._scheduler.update(step.plan, outputs)
 
     def _recover(
-        self, plan: StepPlan, failed_ids: Container[int] | None = None
+        self,
+        plan: StepPlan,
+        failed_ids: Container[int] | None = None,
+        error: RequestFailed | None = None,
     ) -> list[RequestOutput | RequestFailure]:
         """Restore the engine after a step that raised; return a failure for each request at fault."""
         # A step in flight has used the results of this one.
@@ -281,7 +284,7 @@ class BatchInferenceEngine:
         self._runner.reset()
         # A request may also have ended in this step before it raised: its output was not returned.
         ended = [r for r in self._requests.values() if r.has_ended]
-        return [RequestFailure(r.request_id, RequestFailed()) for r in ended]
+        return [RequestFailure(r.request_id, error or RequestFailed()) for r in ended]
 
     def _forget_ended(self, outputs: list[RequestOutput | RequestFailure]) -> None:
         for item in outputs:

@@ -376,6 +376,7 @@ class ContinuousBatchingScheduler:
             *self._images.take(),
             saves=tuple(saves),
             restores=tuple(restores),
+            adapters=self._kv.adapters.take_loads(),
         )
 
     def _promote_fork(self, request: BatchRequest) -> None:

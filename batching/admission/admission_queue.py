@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
+from batching.adapters.adapter import Adapter
 from batching.admission.urgency import Urgency
 from batching.config import SchedulerConfig
 from batching.kv_cache.manager import KVCacheManager, NumBlocks
@@ -96,7 +97,7 @@ class AdmissionQueue:
         *,
         is_best_effort_due: bool,
     ) -> list[BatchRequest]:
-        """Start waiting requests in order, until there is no sequence slot or not enough blocks.
+        """Start waiting requests in order, until there is no sequence slot, not enough blocks, or no slot for an adapter.
 
         A request whose prefix another request is computing right now waits for that: it keeps its position,
         and a sequence slot and the blocks that it will need stay reserved for it.
@@ -133,6 +134,8 @@ class AdmissionQueue:
         """Return what a request finds in the prefix cache; None if there is no room for the rest of it."""
         if batch.num_slots <= 0:
             return None
+        if not self._kv.adapters.has_room(request.spec.adapter, batch.reserved_adapters):
+            return None
         hit = self._kv.prefixes.find(request)
         needed = batch.num_reserved.plus(self._kv.num_blocks_to_start(request, hit))
         return hit if needed.fits(self._kv.available()) else None
@@ -153,7 +156,10 @@ class AdmissionQueue:
         for num in range(max(1, 1 - batch.num_slots), len(victims) + 1):
             stopped = victims[:num]
             freed = self._kv.num_freed(stopped, request, hit)
-            if needed.fits(self._kv.available().plus(freed)):
+            has_slot = self._kv.adapters.has_room(
+                request.spec.adapter, batch.reserved_adapters, [r.spec.adapter for r in stopped]
+            )
+            if has_slot and needed.fits(self._kv.available().plus(freed)):
                 break
         else:
             return False
@@ -216,6 +222,11 @@ class _Admission:
     @property
     def num_reserved(self) -> NumBlocks:
         return reduce(NumBlocks.plus, self.deferred.values(), NumBlocks(0))
+
+    @property
+    def reserved_adapters(self) -> list[Adapter | None]:
+        """The adapters of requests that wait for a prefix."""
+        return [request.spec.adapter for request in self.deferred]
 
     def make_way(self, stopped: Iterable[BatchRequest]) -> None:
         """Record that requests were stopped for another one."""

@@ -36,7 +36,8 @@ class Urgency:
 
     **The bound.**  Of a request of class c, let S be the requests of class c and higher, itself included,
     that are there at any time until it is admitted.  If S are no more than `max_num_seqs`, and fit
-    into the KV cache together with as many others as those of S that have left, it is admitted within
+    into the KV cache and the slots of adapters together with as many others as those of S that have left, it
+    is admitted within
 
         max_urgent_wait + MIN_RUN + 2 steps.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from batching.adapters.adapter import NoAdapters
 from batching.errors import ContextLengthExceeded, EmptyPrompt, InputTooLong, InvalidRequest
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo, VisionModel
@@ -13,7 +14,8 @@ def check_request(model: ModelInfo, spec: SequenceSpec) -> None:
     Raises:
         EmptyPrompt: the prompt has no tokens.
         ContextLengthExceeded: the prompt and `max_tokens` do not fit the context.
-        InvalidRequest: a token id is not in the vocabulary, an image has too many tokens, or the model writes no text.
+        InvalidRequest: a token id is not in the vocabulary, an image has too many tokens, the model writes no text, or it takes no
+            adapters.
     """
     if spec.pooling is None:
         check_generates(model)
@@ -26,6 +28,8 @@ def check_request(model: ModelInfo, spec: SequenceSpec) -> None:
     check_token_ids(model, "logprob_token_ids", sampling.logprob_token_ids)
     check_token_ids(model, "logit_bias", [token_id for token_id, _ in sampling.logit_bias])
     _check_spans(model, spec)
+    if spec.adapter is not None and isinstance(model.adapters, NoAdapters):
+        raise InvalidRequest("model", f"the model '{model.model_id}' {model.adapters.reason}")
 
 
 def check_generates(model: ModelInfo) -> None:

@@ -1,8 +1,10 @@
-"""Manages the KV blocks and recurrent states of requests: allocation, sharing and reuse."""
+"""Manages what admitted requests hold: KV blocks, recurrent states, slots of adapters."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from batching.adapters.adapter import NO_SLOT
+from batching.adapters.slots import AdapterSlots
 from batching.block_manager import (
     BlockContents,
     BlockCopy,
@@ -52,12 +54,14 @@ class KVCacheManager:
         block boundaries only.
     store: what is to be stored, and restored; None without a store, or a prefix cache.
     retained: what requests ask to be evicted last; all can be, so that no request waits for it.
+    adapters: the slots of adapters, of which each request with one holds one, too.
     """
 
     def __init__(self, config: SchedulerConfig, stored: StoredBlocks | None = None) -> None:
         self.block_manager = PagedBlockManager(config.num_blocks, config.block_size)
         self.prefix_cache = PrefixCache(self.block_manager)
         self._copies: list[BlockCopy] = []
+        self.adapters = AdapterSlots(config.max_adapters)
         self.states: StateSlots | None = None
         if config.num_checkpoints is not None:
             self.states = StateSlots(
@@ -86,6 +90,9 @@ class KVCacheManager:
             num_retained_blocks=len(self.retained.blocks),
             num_pinned_blocks=self.retained.blocks.num_pinned,
             max_pinned_blocks=self.retained.blocks.max_pinned,
+            num_adapters_loaded=len(self.adapters.loaded),
+            num_adapter_hits=self.adapters.num_hits,
+            num_adapter_loads=self.adapters.num_loads,
         )
         if self.states is not None:
             stats = self.states.add_to(stats)
@@ -123,10 +130,11 @@ class KVCacheManager:
         return NumBlocks(num_general, self.windows.num_freed(requests, cached))
 
     def start(self, request: BatchRequest, hit: PrefixHit, key: RunningKey) -> None:
-        """Give an admitted request blocks for all its tokens, those of `hit` included.
+        """Give an admitted request blocks for all its tokens, those of `hit` included, and a slot for its adapter.
 
         The caller has checked that there are enough.
         """
+        request.adapter_slot = self.adapters.take(request.spec.adapter)
         hashes, cached = self.prefixes.hashes(request), hit.block_ids
         for block_id in cached:
             self.block_manager.increment_ref(block_id)
@@ -159,6 +167,7 @@ class KVCacheManager:
 
     def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
         """Let a fork share all blocks of a request, which has `num_tokens` computed tokens."""
+        fork.adapter_slot = self.adapters.take(fork.spec.adapter)
         fork.block_table = self.block_manager.fork(request.block_table)
         fork.num_computed_tokens = num_tokens
         fork.num_cached_tokens = request.num_cached_tokens
@@ -280,7 +289,9 @@ class KVCacheManager:
         return tuple(copies)
 
     def release(self, request: BatchRequest, key: RunningKey) -> None:
-        """Take back all blocks and the state of a request; full blocks stay cached."""
+        """Take back all that a request holds; full blocks stay cached."""
+        self.adapters.release(request.spec.adapter)
+        request.adapter_slot = NO_SLOT
         hashes = self.prefixes.hashes(request)
         self.prefix_cache.clear_in_flight(hashes, key)
         if self.states is not None:
@@ -299,7 +310,8 @@ class KVCacheManager:
         request.num_computed_tokens = 0
 
     def forget_cached(self) -> None:
-        """Make all blocks unfindable, since their contents are lost after a failed step."""
+        """Make all blocks unfindable, since their contents are lost after a failed step, as are adapters."""
+        self.adapters.forget()
         self.block_manager.forget_cached()
         self.retained.forget()
         if self.windows is not None:

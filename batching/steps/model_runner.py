@@ -8,11 +8,16 @@ from batching.steps.step_plan import SliceOutput, StepPlan
 
 
 class SlicesFailed(Exception):
-    """Some requests of a step cannot be sampled; the other requests of the step are not at fault."""
+    """Some requests of a step cannot be served; the other requests of the step are not at fault.
 
-    def __init__(self, request_ids: Iterable[int], reason: str = "cannot be sampled") -> None:
+    reasons: a message for their clients; empty if there is none.
+    """
+
+    def __init__(self, request_ids: Iterable[int], *reasons: str) -> None:
         self.request_ids = frozenset(request_ids)
-        super().__init__(f"requests {sorted(self.request_ids)}: {reason}")
+        self.reasons = reasons
+        why = ": ".join(("cannot be served", *reasons))
+        super().__init__(f"requests {sorted(self.request_ids)} {why}")
 
 
 class ModelRunner(Protocol):

@@ -46,6 +46,8 @@ class SchedulerStats(NamedTuple):
     num_drafts, num_draft_tokens, num_accepted_tokens: verified drafts, their tokens, and how many of
         these were correct.
     num_images_encoded: images that the tower has read.
+    num_adapters_loaded: adapters in slots.
+    num_adapter_hits, num_adapter_loads: how often an admitted request found its adapter there, and how often not.
     num_checkpoints: recurrent states in the prefix cache; None if the model has no such state.
     num_checkpoints_skipped: states that were not stored, since there are no slots or their blocks
         cannot be found.
@@ -77,6 +79,9 @@ class SchedulerStats(NamedTuple):
     num_accepted_tokens: int
     num_urgent_preemptions: int = 0
     num_images_encoded: int = 0
+    num_adapters_loaded: int = 0
+    num_adapter_hits: int = 0
+    num_adapter_loads: int = 0
     num_retained_blocks: int = 0
     num_pinned_blocks: int = 0
     max_pinned_blocks: int = 0

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from batching.adapters.adapter import Adapter
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable
 from batching.config import SchedulerConfig, blocks_held
@@ -468,6 +469,9 @@ RETENTIONS: Final = (
 )
 
 
+ADAPTERS: Final = (None, *(Adapter(name, f"/{name}", name) for name in "abcd"))
+
+
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
     """A small engine, and requests of which many share their beginning."""
@@ -484,6 +488,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         num_checkpoints=draw(st.sampled_from([None, None, 0, 1, 2, 3, 12])),
         min_copied_tokens=draw(st.sampled_from([None, 1, 2, 3])),
         max_urgent_wait_ms=draw(st.sampled_from([1.0, 500.0, None])),
+        max_adapters=draw(st.sampled_from([0, 0, 1, 2, 3])),
     )
     max_span = draw(st.sampled_from([0, 0, 5]))
     if max_span:
@@ -520,6 +525,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
                 is_best_effort=draw(st.integers(0, 3)) == 3,
                 arrival_time=draw(st.sampled_from([-5.0, 0.0, float(request_id)])),
                 retention=draw(st.sampled_from(RETENTIONS)),
+                adapter=draw(st.sampled_from(ADAPTERS if limits.max_adapters else [None])),
                 sampling=SamplingParams(
                     logprobs=draw(st.sampled_from([None, 0])),
                     prompt_logprobs=draw(st.sampled_from([None, 0])),

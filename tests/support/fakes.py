@@ -8,6 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
+from batching.adapters.adapter import NO_SLOT, Adapter
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockIds
 from batching.block_store.entry_file import Entry
@@ -101,12 +102,16 @@ class TokenRunner:
         self._num_window_slots = config.num_window_blocks * config.block_size
         self._max_num_seqs = config.max_num_seqs
         self._num_checkpoints = config.num_checkpoints
+        self._max_adapters = config.max_adapters
         self.reset()
 
     def reset(self) -> None:
         self.sequences = Sequences()
         # 255 is no token: reading a slot that was never written shows.
         self._pool = [255] * self._num_slots
+        # The adapter with which each slot of the pool was computed.
+        self._written_by: list[Adapter | None] = [None] * self._num_slots
+        self._adapters: dict[int, Adapter | None] = {NO_SLOT: None}
         self._window_pool = [255] * self._num_window_slots
         num_states = self._max_num_seqs + (self._num_checkpoints or 0)
         self._states: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_states)]
@@ -117,10 +122,15 @@ class TokenRunner:
         assert not plan.is_empty or self._store is not None, "no step is empty"
         self._states_of = self.sequences.begin(plan)
         self._encode(plan)
+        for slot, adapter in plan.adapters:
+            assert 0 < slot <= self._max_adapters
+            self._adapters[slot] = adapter
         for copy in plan.copies:
             source, target = (self._block(b) for b in (copy.source, copy.target))
             pool = self._window_pool if copy.is_windowed else self._pool
             pool[target] = pool[source]
+            if not copy.is_windowed:
+                self._written_by[target] = self._written_by[source]
         for state_copy in plan.state_copies:
             state = self._states[state_copy.source][state_copy.position]
             self._states[state_copy.target] = {state_copy.position: state}
@@ -132,6 +142,7 @@ class TokenRunner:
             assert known == list(s.token_ids[: len(known)]), "tokens that it does not have"
             for position, token_id in zip(range(s.start, s.stop), self._seen(s), strict=True):
                 self._pool[self._slot(s.blocks, position)] = token_id
+                self._written_by[self._slot(s.blocks, position)] = self._adapters[s.adapter_slot]
                 if self._window is not None:
                     slot = self._slot(s.window_blocks, position)
                     self._window_pool[slot] = token_id
@@ -144,22 +155,28 @@ class TokenRunner:
         for order in plan.saves:
             assert self._store is not None
             if order.key.kind is Kind.STATE:
-                kept = self._states[order.source][order.position]
+                contents = [bytes(self._states[order.source][order.position])]
+            elif order.key.kind is Kind.WINDOW:
+                contents = [bytes(self._window_pool[self._block(order.source)])]
             else:
-                pool = self._window_pool if order.key.kind is Kind.WINDOW else self._pool
-                kept = tuple(pool[self._block(order.source)])
-            self._store.put(Entry(order.key, order.parent, order.token_ids, [bytes(kept)]))
+                contents = [bytes(self._pool[self._block(order.source)])]
+                adapter = self._written_by[order.source * self._block_size]
+                contents += [] if adapter is None else [adapter.digest.encode()]
+            self._store.put(Entry(order.key, order.parent, order.token_ids, contents))
 
     def _restore(self, plan: StepPlan) -> None:
         for order in plan.restores:
             assert self._store is not None
-            (kept,) = self._store.take(order.key).contents
+            kept, *digests = map(bytes, self._store.take(order.key).contents)
+            adapter = Adapter("", "", digests[0].decode()) if digests else None
             for target in order.targets:
                 if order.key.kind is Kind.STATE:
                     self._states[target] = {order.position: tuple(kept)}
+                elif order.key.kind is Kind.WINDOW:
+                    self._window_pool[self._block(target)] = list(kept)
                 else:
-                    pool = self._window_pool if order.key.kind is Kind.WINDOW else self._pool
-                    pool[self._block(target)] = list(kept)
+                    self._pool[self._block(target)] = list(kept)
+                    self._written_by[self._block(target)] = [adapter] * self._block_size
 
     def _encode(self, plan: StepPlan) -> None:
         for digest in plan.dropped_images:
@@ -215,6 +232,7 @@ class TokenRunner:
 
     def _output(self, s: Slice) -> SliceOutput:
         sequence = self._states_of[s.sequence_id]
+        self._check_adapter(s, sequence.spec.adapter)
         params = sequence.sampling
         if sequence.matcher is not None:
             assert s.num_samples <= max(1, sequence.matcher.num_free), "drafts that need masks"
@@ -228,6 +246,12 @@ class TokenRunner:
             [self._logprobs(prefix, params.prompt_logprobs or 0) for prefix in scored],
             self._vector(s, sequence),
         )
+
+    def _check_adapter(self, s: Slice, adapter: Adapter | None) -> None:
+        """All of its prefix was computed with its adapter."""
+        slots = [self._slot(s.blocks, position) for position in range(s.stop)]
+        assert self._adapters[s.adapter_slot] == adapter
+        assert {self._written_by[slot] for slot in slots} == {adapter}
 
     def _allowed(self, sequence: SequenceState, token_id: int) -> int:
         """Return a token, or the first that a budget of thinking lets follow; grammars are not enforced."""
