@@ -7,7 +7,7 @@ from batching.config import EngineConfig
 from batching.fit.block_bytes import POOL_SHARE, BlockBytes, least_blocks, least_window_blocks
 from batching.fit.caches import kept_of
 from batching.fit.kept import Kept
-from batching.fit.weights import Compute, weight_bytes
+from batching.fit.weights import Compute, adapter_bytes, num_adapted, weight_bytes
 from batching.model_files.description import ModelDescription
 from batching.model_files.model_types import ENCODER_TYPES
 
@@ -26,6 +26,7 @@ class MemoryEstimate:
     overhead: of the process and of loading, beside that.
     kv_bytes_per_token: keys and values of all layers.
     states: the recurrent states of one running request.
+    adapters: the slots of adapters.
     least_blocks, least_pool: the smallest pool that the server makes by itself.
     wanted_blocks, wanted_pool: the pool that it makes where memory allows.
     """
@@ -39,16 +40,21 @@ class MemoryEstimate:
     wanted_blocks: int
     wanted_pool: int | None
     block: BlockBytes | None = None
+    adapters: int = 0
 
     @property
     def least(self) -> int:
         """The least bytes with which the model can be served; without the pool where that is unknown."""
-        return self.weights + self.overhead + (self.states or 0) + (self.least_pool or 0)
+        return self._fixed + (self.least_pool or 0)
 
     @property
     def wanted(self) -> int:
         """The bytes with a whole pool, and states of one request."""
-        return self.weights + self.overhead + (self.states or 0) + (self.wanted_pool or 0)
+        return self._fixed + (self.wanted_pool or 0)
+
+    @property
+    def _fixed(self) -> int:
+        return self.weights + self.overhead + (self.states or 0) + self.adapters
 
     @property
     def is_complete(self) -> bool:
@@ -59,7 +65,7 @@ class MemoryEstimate:
         """Return how many blocks the pool gets with so much memory: at most half of what the weights leave."""
         if self.block is None or not self.block.total:
             return self.wanted_blocks
-        left = max(0, memory - self.weights - self.overhead - (self.states or 0))
+        left = max(0, memory - self._fixed)
         within = max(self.least_blocks, self.block.num_within(int(POOL_SHARE * left)))
         return min(self.wanted_blocks, within)
 
@@ -69,6 +75,9 @@ def estimate(model: ModelDescription, config: EngineConfig, compute: Compute) ->
     is_encoder = model.model_type in ENCODER_TYPES and compute is not Compute.STORED
     weights = weight_bytes(model, compute, "float32" if is_encoder else config.dtype)
     overhead = _OTHER_BYTES + weights // max(1, model.num_layers or 1)
+    adapters = 0
+    if config.max_adapters and not is_encoder:
+        adapters = config.max_adapters * adapter_bytes(num_adapted(model), config.max_adapter_rank)
     context = config.model_context(model.context)
     enough = least_blocks(context, config.block_size)
     wanted = config.num_blocks or config.max_blocks or enough
@@ -76,7 +85,9 @@ def estimate(model: ModelDescription, config: EngineConfig, compute: Compute) ->
     least = wanted if config.num_blocks else min(enough, wanted)
     kept = kept_of(model.config)
     if kept is None:
-        return MemoryEstimate(weights, overhead, None, None, least, None, wanted, None)
+        return MemoryEstimate(
+            weights, overhead, None, None, least, None, wanted, None, adapters=adapters
+        )
     kv_bytes = kv_bytes_of(config, compute, kept), 2 if compute is Compute.STORED else 4
     block = _block_bytes(kept, config, *kv_bytes)
     return MemoryEstimate(
@@ -89,6 +100,7 @@ def estimate(model: ModelDescription, config: EngineConfig, compute: Compute) ->
         wanted,
         block.of(wanted),
         block,
+        adapters,
     )
 
 

@@ -1,6 +1,7 @@
 """The bytes that weights take once they are loaded, computed from the headers of their files."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -16,6 +17,8 @@ _GROUP_SIZE: Final = 64
 _PARTS: Final = ("weight", "scales", "biases")
 # Matrices of latent attention that have a product for each head; the kernels keep them in float32.
 _PER_HEAD: Final = ("embed_q", "unembed_out", "kv_b_proj")
+# Layers, without experts in files that have each by itself.
+_ADAPTED: Final = re.compile(r"(^|\.)(layers|blk|h)\.\d+\.(?!(.*\.)?experts\.)")
 
 
 class Compute(StrEnum):
@@ -78,6 +81,27 @@ def _gguf_bits(type_name: str, size: int | None, has_kernels: bool, has_halves: 
     return 16 if bits is None else bits + parameter_bits(type_name, kept)
 
 
+def adapter_bytes(num_adapted: int, rank: int) -> int:
+    """Return the bytes of an adapter of a rank, for layers with so many inputs and outputs: most have float32."""
+    return _DTYPES["float32"] * rank * num_adapted
+
+
+def num_adapted(model: ModelDescription) -> int:
+    """Return the inputs and outputs of all layers that take adapters: a number of each for each rank."""
+    scales = {tensor.name: tensor.shape for tensor in model.tensors}
+    total = 0
+    for tensor in model.tensors:
+        name, _, part = tensor.name.rpartition(".")
+        is_linear = part == "weight" and len(tensor.shape) == 2
+        if not is_linear or not _ADAPTED.search(name) or name.rpartition(".")[2] in _PER_HEAD:
+            continue
+        outputs, inputs = tensor.shape
+        if (groups := scales.get(f"{name}.scales")) is not None:
+            inputs = groups[1] * _quantization_of(model, name).group_size
+        total += inputs + outputs
+    return total
+
+
 class _Quantization(NamedTuple):
     """How mlx-lm has quantized a matrix."""
 
@@ -95,8 +119,13 @@ class _Quantization(NamedTuple):
         return cls(str(found.get("mode", "affine")), group_size)
 
 
-def _of_safetensors(model: ModelDescription, size: int | None, has_kernels: bool) -> int:
+def _quantization_of(model: ModelDescription, name: str) -> _Quantization:
     settings = model.config.get("quantization")
+    own = settings.get(name) if isinstance(settings, dict) else None
+    return _Quantization.of(settings, own)
+
+
+def _of_safetensors(model: ModelDescription, size: int | None, has_kernels: bool) -> int:
     scales = {
         tensor.name.rpartition(".")[0]: tensor
         for tensor in model.tensors
@@ -108,8 +137,7 @@ def _of_safetensors(model: ModelDescription, size: int | None, has_kernels: bool
         if name not in scales or part not in _PARTS:
             total += _dense_bytes(tensor, model.config, size, has_kernels)
             continue
-        own = settings.get(name) if isinstance(settings, dict) else None
-        quantization = _Quantization.of(settings, own)
+        quantization = _quantization_of(model, name)
         if part == "weight":
             total += _quantized_bytes(tensor, scales[name], quantization, size, has_kernels)
         elif size is None:

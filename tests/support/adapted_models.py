@@ -1,7 +1,7 @@
 """Models that take adapters, adapters of random numbers for them, and the same model with an adapter merged."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import mlx.core as mx
@@ -14,12 +14,14 @@ from batching.adapters.low_rank import LowRank
 from batching.backend.adapters.survey import survey
 from batching.backend.builder.adapters import AdaptedModel, OpenAdapters, open_adapters
 from batching.backend.devices import Gpu
+from batching.backend.execution_mode import CheckResult
 from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.adapters import PackedLinears
 from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.checked_model import CheckedModel
+from batching.backend.self_check.long_steps import MIN_TOKENS
 from batching.config import EngineConfig, SchedulerConfig
 from tests.support.host_kernels import HostKernels
 from tests.support.platforms import check_model, use_kernels
@@ -117,9 +119,12 @@ def adapt(
     *,
     gpu: Gpu | None = None,
     kernels: HostKernels | None = None,
-    max_adapters: int = MAX_ADAPTERS,
+    known: CheckResult | None = None,
 ) -> Adapted:
-    """Put a model on a platform, check it there, and open it for adapters; it is never closed."""
+    """Put a model on a platform, check it there, and open it for adapters; it is never closed.
+
+    known: the mode in which it is served; None finds the fastest one.
+    """
     model = plain()
     found = survey(model)
     packed = None
@@ -128,12 +133,20 @@ def adapt(
         model = use_kernels(model, native, packing=packing)
         of_linears = {p: each for p, each in packing.packed.items() if p in found.layers}
         packed = PackedLinears(native.module, of_linears)
-    checked = check_model(model, vocab_size, native, gpu=gpu, kernels=kernels)
+    checked = check_model(
+        model,
+        vocab_size,
+        native,
+        known=known,
+        gpu=gpu,
+        kernels=kernels,
+        max_model_len=MIN_TOKENS - 1,
+    )
     config = EngineConfig(
         model="m",
         model_id="m",
         block_size=4,
-        max_adapters=max_adapters,
+        max_adapters=MAX_ADAPTERS,
         max_adapter_rank=MAX_RANK,
     )
     numbers: dict[Adapter, Numbers] = {}

@@ -10,50 +10,24 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching.adapters.adapter import Adapter
-from batching.adapters.slots import AdapterSlots
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
-from batching.steps.model_runner import ModelRunner
 from batching.steps.stats import SchedulerStats
-from batching.steps.step_plan import SliceOutput, StepPlan
+from batching.steps.token_output import TokenOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.adapted_models import MAX_ADAPTERS, Adapted
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, serve
 
 NUM_TOKENS: Final = 8
-CONFIG: Final = replace(TIGHT, num_blocks=24, max_draft_tokens=3, max_drafting_rows=12)
+CONFIG: Final = replace(
+    TIGHT, num_blocks=24, max_draft_tokens=3, max_drafting_rows=12, max_adapters=MAX_ADAPTERS
+)
 LOGPROBS: Final = SamplingParams(temperature=0.0, logprobs=2)
 SAMPLED: Final = replace(LOGPROBS, temperature=1.0, seed=1)
 # Whatever the model says, it repeats this token, so that drafts are right.
 REPEATED: Final = 7
 REPEATING: Final = replace(LOGPROBS, logit_bias=((REPEATED, 1000.0),))
-
-
-class GivesSlots:
-    """A runner that gives slots to what a scheduler plans."""
-
-    def __init__(self, runner: ModelRunner, num_slots: int) -> None:
-        self._runner, self._slots = runner, AdapterSlots(num_slots)
-        self._num_slots = num_slots
-        self._adapters: dict[int, Adapter | None] = {}
-        self._given: dict[int, int] = {}
-
-    def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
-        for gone in plan.gone:
-            if gone in self._given:
-                self._slots.release(self._adapters.pop(gone))
-                del self._given[gone]
-        for started in plan.started:
-            adapter = self._adapters[started.sequence_id] = started.spec.adapter
-            self._given[started.sequence_id] = self._slots.take(adapter)
-        slices = tuple(replace(s, adapter_slot=self._given[s.sequence_id]) for s in plan.slices)
-        return self._runner.run(replace(plan, slices=slices, adapters=self._slots.take_loads()))
-
-    def reset(self) -> None:
-        self._slots = AdapterSlots(self._num_slots)
-        self._given.clear()
-        self._runner.reset()
 
 
 def requests_of(adapters: Sequence[Adapter | None]) -> list[BatchRequest]:
@@ -98,21 +72,25 @@ def serve_adapted(adapted: Adapted, adapters: Sequence[Adapter | None]) -> Outco
     """Serve requests with adapters, and hold them against mlx-lm's model with each."""
     requests = requests_of(adapters)
     config = limits(adapted.checked, CONFIG)
-    runner = GivesSlots(adapted.runner(CONFIG), MAX_ADAPTERS)
-    served = serve(runner, config, requests)
+    served = serve(adapted.runner(CONFIG), config, requests)
     plain = {adapter: adapted.plain_with(adapter) for adapter in adapters}
     off = [
         difference
         for request in requests
-        for difference in _differences(plain[request.spec.adapter], request, served.outputs)
+        for difference in _differences(
+            plain[request.spec.adapter], request, served.outputs[request.request_id]
+        )
     ]
     return Outcome(float(np.max(off)), served.stats)
 
 
-def _differences(plain: nn.Module, request: BatchRequest, outputs: dict) -> Iterator[float]:
+def _differences(
+    plain: nn.Module, request: BatchRequest, outputs: Sequence[TokenOutput]
+) -> Iterator[float]:
+    """Yield how far each log probability is from that of one pass over prompt and output."""
     logits = plain(mx.array([request.token_ids]), cache=make_prompt_cache(plain))[0]
     expected = np.array((logits - mx.logsumexp(logits, axis=-1, keepdims=True)).astype(mx.float32))
-    returned = [each for output in outputs[request.request_id] for each in output.logprobs]
+    returned = [each for output in outputs for each in output.logprobs]
     assert len(returned) == NUM_TOKENS
     rows = expected[-NUM_TOKENS - 1 : -1]
     for row, token, logprobs in zip(rows, request.output_token_ids, returned, strict=True):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 from batching.adapters.adapter import NO_SLOT, AdaptableLayers, Adapter
 from batching.adapters.files.adapter_file import opened
@@ -10,16 +9,16 @@ from batching.adapters.files.fitting import fitted
 from batching.adapters.low_rank import LowRank
 from batching.adapters.slots import AdapterLoad
 from batching.backend.adapters.linears import AdaptedLinears
-from batching.backend.exceptions import forget_locals, one_line
+from batching.backend.exceptions import forget_locals
 from batching.backend.hooks.call_rows import CallRows, called_with
 from batching.backend.sampling.slice_sampler import request_ids
+from batching.errors import AdapterError
+from batching.fit.weights import adapter_bytes
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.step_plan import Slice, StepPlan
 
 # Returns the numbers of an adapter for the layers of a model, by their paths.
 ReadAdapter = Callable[[Adapter, AdaptableLayers], Mapping[str, LowRank]]
-# Of a number of an adapter: most files have float32.
-_BYTES: Final = 4
 
 
 def read_adapter(adapter: Adapter, layers: AdaptableLayers) -> Mapping[str, LowRank]:
@@ -47,7 +46,7 @@ class ModelAdapters:
         self._kinds = kinds
         self._read = read
         # Why what was to be in a slot is not there.
-        self._failed: dict[int, str] = {}
+        self._failed: dict[int, Exception] = {}
 
     def load(self, plan: StepPlan) -> None:
         """Fill slots as a plan orders it.
@@ -60,12 +59,17 @@ class ModelAdapters:
             try:
                 self._put(order)
             except Exception as error:
-                # Files may have changed since the adapter was accepted, and arrays may not fit in memory.
+                # Arrays may not fit in memory.
                 forget_locals(error)
-                self._failed[order.slot] = f"adapter {order.adapter}: {one_line(error)}"
+                self._failed[order.slot] = error
         if failing := [s for s in plan.slices if s.adapter_slot in self._failed]:
-            reasons = {self._failed[s.adapter_slot]: None for s in failing}
-            raise SlicesFailed(request_ids(failing), "; ".join(reasons))
+            # Those with another adapter start again, and fail by themselves.
+            slot = failing[0].adapter_slot
+            cause = self._failed[slot]
+            reasons = [str(cause)] if isinstance(cause, AdapterError) else []
+            raise SlicesFailed(
+                request_ids(s for s in failing if s.adapter_slot == slot), *reasons
+            ) from cause
 
     @contextmanager
     def running(self, slices: Sequence[Slice]) -> Iterator[None]:
@@ -98,7 +102,8 @@ def are_adapted(slices: Sequence[Slice]) -> bool:
     return any(s.adapter_slot != NO_SLOT for s in slices)
 
 
-def adapter_bytes(layers: AdaptableLayers) -> int:
+def largest_adapter(layers: AdaptableLayers) -> int:
     """Return the bytes of an adapter of the largest rank on all layers."""
-    numbers = sum(each.inputs + each.outputs for each in layers.layers.values())
-    return _BYTES * layers.max_rank * numbers
+    return adapter_bytes(
+        sum(each.inputs + each.outputs for each in layers.layers.values()), layers.max_rank
+    )

@@ -1,5 +1,6 @@
 """Which layers of a model adapters are made for, and how large they are."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +16,7 @@ _REFUSED: Final = {
     (SwitchLinear, QuantizedSwitchLinear): "experts take no adapters",
     (MultiLinear, QuantizedMultiLinear): "the matrices of latent heads take no adapters",
 }
+NONE_PAIRED: Final[Mapping[str, int]] = {}
 _OUTSIDE: Final = "only what is inside of the model's layers takes adapters, and no output head"
 
 
@@ -26,8 +28,11 @@ class Survey:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def survey(model: nn.Module) -> Survey:
-    """Look at a model as it was loaded, before a platform replaces its modules."""
+def survey(model: nn.Module, paired_heads: Mapping[str, int] = NONE_PAIRED) -> Survey:
+    """Look at a model as it was loaded, before a platform replaces its modules.
+
+    paired_heads: see `LoadedModel`.
+    """
     found, layers, known = Survey(), layers_of(model), set[int]()
     for path, module in sorted(model.named_modules()):
         if id(module) in known:
@@ -38,14 +43,14 @@ def survey(model: nn.Module) -> Survey:
             if reason := next(reasons, None):
                 found.refused[path] = reason
         elif any(path.startswith(f"{layer}.") for layer in layers):
-            found.layers[path] = _size_of(module)
+            found.layers[path] = _layer(module, paired_heads.get(path, 0))
         else:
             found.refused[path] = _OUTSIDE
     return found
 
 
-def _size_of(module: nn.Module) -> AdaptableLayer:
+def _layer(module: nn.Module, paired_heads: int) -> AdaptableLayer:
     outputs, inputs = module.weight.shape
     if isinstance(module, nn.QuantizedLinear):
         inputs = inputs * 32 // module.bits
-    return AdaptableLayer(inputs, outputs)
+    return AdaptableLayer(inputs, outputs, paired_heads)

@@ -12,7 +12,12 @@ import numpy as np
 from batching.adapters.adapter import AdaptableLayer, AdaptableLayers, NoAdapters
 from batching.adapters.low_rank import LowRank
 from batching.backend.adapters.linears import AdaptedLinears
-from batching.backend.adapters.model import ModelAdapters, ReadAdapter, adapter_bytes, read_adapter
+from batching.backend.adapters.model import (
+    ModelAdapters,
+    ReadAdapter,
+    largest_adapter,
+    read_adapter,
+)
 from batching.backend.adapters.survey import Survey
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.hooks.changes import Changes
@@ -73,7 +78,7 @@ def open_adapters(
         return NoAdapters(reason)
     changes.take(own)
     adapters = ModelAdapters(kinds, layers, read)
-    return OpenAdapters(adapters, config.max_adapters * adapter_bytes(layers))
+    return OpenAdapters(adapters, config.max_adapters * largest_adapter(layers))
 
 
 def _kinds(
