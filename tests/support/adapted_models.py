@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import numpy.typing as npt
 from mlx_lm.tuner.lora import LoRALinear
 
 from batching.adapters.adapter import AdaptableLayers, Adapter
@@ -27,6 +28,7 @@ from tests.support.host_kernels import HostKernels
 from tests.support.platforms import check_model, use_kernels
 from tests.support.serving import limits
 
+Floats = npt.NDArray[Any]
 Numbers = Mapping[str, LowRank]
 MAX_ADAPTERS: Final = 4
 MAX_RANK: Final = 8
@@ -72,11 +74,14 @@ class Adapted:
     ) -> Adapter:
         """Make an adapter for the layers whose paths have `only` in them."""
         rng = np.random.default_rng(seed)
+
+        def random(*shape: int) -> Floats:
+            return _rounded(rng.normal(0, 0.3, shape), dtype)
+
         numbers = {
-            path: LowRank(*(_rounded(rng.normal(0, 0.3, shape), dtype) for shape in shapes), dtype)
+            path: LowRank(random(layer.inputs, rank), random(rank, layer.outputs), dtype)
             for path, layer in self.layers.layers.items()
             if only in path
-            for shapes in [((layer.inputs, rank), (rank, layer.outputs))]
         }
         assert numbers, f"no layer is {only}"
         made = Adapter(name, name, f"{name}-{rank}-{seed}", rank)
@@ -100,14 +105,14 @@ class Adapted:
         return model
 
 
-def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+def _rounded(values: Floats, dtype: str) -> Floats:
     halves = {"F16": mx.float16, "BF16": mx.bfloat16}
     rounded = mx.array(values.astype(np.float32)).astype(halves.get(dtype, mx.float32))
     return np.array(rounded.astype(mx.float32))
 
 
-def _lora(linear: nn.Module, a: np.ndarray, b: np.ndarray) -> nn.Module:
-    lora = LoRALinear.from_base(linear, r=a.shape[1], scale=1.0)
+def _lora(linear: Any, a: Floats, b: Floats) -> nn.Module:
+    lora: nn.Module = LoRALinear.from_base(linear, r=a.shape[1], scale=1.0)
     lora.lora_a, lora.lora_b = mx.array(a), mx.array(b)
     return lora
 

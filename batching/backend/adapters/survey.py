@@ -15,6 +15,7 @@ _REFUSED: Final = {
     (nn.Embedding, nn.QuantizedEmbedding): "embeddings take no adapters",
     (SwitchLinear, QuantizedSwitchLinear): "experts take no adapters",
     (MultiLinear, QuantizedMultiLinear): "the matrices of latent heads take no adapters",
+    (nn.Linear, nn.QuantizedLinear): "a product of the model's own kind takes no adapters",
 }
 NONE_PAIRED: Final[Mapping[str, int]] = {}
 _OUTSIDE: Final = "only what is inside of the model's layers takes adapters, and no output head"
@@ -38,7 +39,7 @@ def survey(model: nn.Module, paired_heads: Mapping[str, int] = NONE_PAIRED) -> S
         if id(module) in known:
             continue
         known.add(id(module))
-        if not isinstance(module, nn.Linear | nn.QuantizedLinear):
+        if type(module) not in (nn.Linear, nn.QuantizedLinear):
             reasons = (text for kinds, text in _REFUSED.items() if isinstance(module, kinds))
             if reason := next(reasons, None):
                 found.refused[path] = reason

@@ -64,11 +64,15 @@ class PackedLinears(AdaptedLinears):
     def use(self, rows: CallRows | None) -> None:
         if rows is not None and self not in rows.memo:
             segments = [
-                (each.num_rows, self._slots[each.slot][0] if each.slot else None)
+                # A module may read a chunk token by token (Mamba); so one row stands for all.
+                (1 if rows.is_chunk else each.num_rows, self._adapter(each.slot))
                 for each in segments_of(rows)
             ]
             rows.memo[self] = self._kernels.adapted_rows(segments)
         self._kernels.use_adapters(None if rows is None else rows.memo[self])
+
+    def _adapter(self, slot: int) -> NativeAdapter | None:
+        return self._slots[slot][0] if slot else None
 
     def take_used(self, slot: int) -> set[str]:
         adapter, paths = self._slots[slot]
