@@ -73,6 +73,15 @@ class AdapterFile:
     def is_open(self) -> bool:
         return self._file.is_open
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether it is open, and has what it had when it was opened."""
+        try:
+            self._file.verify()
+        except (ContentsChanged, OSError):
+            return False
+        return True
+
     def close(self) -> None:
         self._file.close()
 
@@ -124,9 +133,10 @@ def opened(adapter: Adapter) -> AdapterFile:
         AdapterError: it cannot be read.
     """
     with _lock:
-        for file in _open_files:
-            if file.adapter == adapter and file.is_open:
-                return file
+        same = [file for file in _open_files if file.adapter == adapter]
+    for file in same:
+        if file.is_intact:
+            return file
     file = AdapterFile(Path(adapter.path), adapter.name)
     if file.adapter != adapter:
         file.close()

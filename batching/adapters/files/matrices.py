@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from batching.adapters.files.adapter_config import AdapterConfig
@@ -41,7 +40,8 @@ def check_places(placed: Sequence[PlacedTensor], size: int) -> None:
     Raises:
         ValueError: they do not; the text follows the file's name.
     """
-    for tensor, _ in placed:
+    end = None
+    for tensor, start in sorted(placed, key=lambda each: (each.start, each.tensor.num_bytes)):
         if tensor.type_name not in DTYPE_BYTES:
             kinds = ", ".join(DTYPE_BYTES)
             raise ValueError(f"has {tensor.name} in {tensor.type_name}; only {kinds} are read")
@@ -49,14 +49,11 @@ def check_places(placed: Sequence[PlacedTensor], size: int) -> None:
             raise ValueError(
                 f"has {tensor.name} in {tensor.num_bytes} bytes, which are not those of its shape"
             )
-    in_order = sorted(placed, key=lambda each: (each.start, each.tensor.num_bytes))
-    for before, after in pairwise(in_order):
-        if before.start + before.tensor.num_bytes != after.start:
-            raise ValueError(
-                f"has {before.tensor.name} and {after.tensor.name} not behind each other"
-            )
-    if (end := in_order[-1].start + in_order[-1].tensor.num_bytes) != size:
-        raise ValueError(f"has {size - end} bytes that belong to no tensor")
+        if end not in (None, start):
+            raise ValueError(f"has {tensor.name} not right behind the tensor before")
+        end = start + tensor.num_bytes
+    if end != size:
+        raise ValueError("has bytes behind its last tensor")
 
 
 def matrices_of(placed: Sequence[PlacedTensor], config: AdapterConfig) -> Mapping[str, Matrices]:
