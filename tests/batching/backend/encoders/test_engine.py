@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batching.adapters.adapter import NoAdapters
 from batching.backend.builder.engine import build_engine
 from batching.backend.encoders import ragged
 from batching.batch_inference import BatchInferenceEngine
@@ -161,3 +162,8 @@ async def test_an_encoder_a_reranker_and_a_chat_model_share_a_process(tmp_path: 
             lease.close()
     finally:
         manager.close()
+
+
+def test_encoders_take_no_adapters(tmp_path: Path) -> None:
+    with loaded(write_encoder(tmp_path, "bert"), max_adapters=2) as engine:
+        assert engine.model.adapters == NoAdapters("is an encoder, which takes no adapters")
