@@ -22,7 +22,7 @@ def random_layers(seed: int = 1, rank: int = 2) -> dict[str, tuple[Array, Array]
 
     def matrix(rows: int, columns: int) -> Array:
         # BF16 and F16 have these, too.
-        return rng.integers(-64, 64, (rows, columns)).astype(np.float32) / 32
+        return rng.integers(-64, 64, (rows, columns)).astype(np.float32) / np.float32(32)
 
     return {
         path: (matrix(6, rank), matrix(rank, outputs))

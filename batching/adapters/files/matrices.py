@@ -12,6 +12,8 @@ from batching.model_files.safetensors_header import PlacedTensor
 
 
 class LayerSizes(NamedTuple):
+    """The sizes of A, `[inputs, rank]`, and of B, `[rank, outputs]`."""
+
     inputs: int
     outputs: int
     rank: int
@@ -80,12 +82,14 @@ def _joined(path: str, layer: Mapping[str, PlacedTensor], config: AdapterConfig)
             raise ValueError(f"has {other.upper()} of {path} without {one.upper()}")
     a, b = layer["a"], layer["b"]
     for each in a, b:
-        if (dims := len(each.tensor.shape)) != 2:
-            raise ValueError(f"has {each.tensor.name} with {dims} dimensions; linear layers have 2")
+        if len(shape := each.tensor.shape) != 2:
+            raise ValueError(f"has {each.tensor.name} of shape {[*shape]}, which is no matrix")
     of_a, of_b = (each.tensor.shape[:: -1 if config.is_transposed else 1] for each in (a, b))
     if of_a[1] != of_b[0]:
         raise ValueError(f"has A of {path} with rank {of_a[1]}, and B with rank {of_b[0]}")
     sizes = LayerSizes(inputs=of_a[0], outputs=of_b[1], rank=of_a[1])
     if not all(sizes):
-        raise ValueError(f"has {path} with {min(sizes)} inputs, outputs or ranks")
+        raise ValueError(
+            f"has {path} with {sizes.inputs} inputs, {sizes.outputs} outputs and rank {sizes.rank}"
+        )
     return Matrices(a, b, sizes, config.scale(path, sizes.rank), config.is_transposed)

@@ -55,10 +55,8 @@ def test_what_mlx_lm_saves_adds_what_mlx_lm_adds(tmp_path: Path, dtype: mx.Dtype
     )
     model.freeze()
     linear_to_lora_layers(model, 2, parameters)
-    drawn = {
-        name: mx.random.normal(array.shape).astype(dtype)
-        for name, array in tree_flatten(model.trainable_parameters())
-    }
+    trained: Any = tree_flatten(model.trainable_parameters())
+    drawn = {name: mx.random.normal(array.shape).astype(dtype) for name, array in trained}
     mx.save_safetensors(str(tmp_path / "adapters.safetensors"), drawn)
     numbers = AdapterFile(tmp_path, "style").read()
     theirs = dict(load_adapters(random_model(TINY["llama"])[0], str(tmp_path)).named_modules())
@@ -92,7 +90,7 @@ def test_all_types_of_numbers_are_read(dtype: str, tmp_path: Path) -> None:
 
 
 def test_matrices_of_two_types_are_said_to_have_the_wider_one(tmp_path: Path) -> None:
-    tensors = {"x.lora_a": np.ones((2, 1)), "x.lora_b": np.ones((1, 2))}
+    tensors: Any = {"x.lora_a": np.ones((2, 1)), "x.lora_b": np.ones((1, 2))}
     folder = write_mlx_lm(tmp_path, tensors)
     content = (folder / "adapters.safetensors").read_bytes()
     content = content.replace(

@@ -45,9 +45,10 @@ def add(model: nn.Module, numbers: dict[str, LowRank]) -> None:
 def read_file(path: Path) -> tuple[nn.Module, AdaptableLayers]:
     outline = GgufOutline(read_header(path), mx.float32)
     outline.read_all()
+    sizes = {path: layer.weight.shape for path, layer in adapted(outline.model).items()}
     layers = {
-        path: AdaptableLayer(*reversed(layer.weight.shape), outline.paired_heads.get(path, 0))
-        for path, layer in adapted(outline.model).items()
+        path: AdaptableLayer(inputs, outputs, outline.paired_heads.get(path, 0))
+        for path, (outputs, inputs) in sizes.items()
     }
     return outline.model, AdaptableLayers(layers, {}, 8)
 
