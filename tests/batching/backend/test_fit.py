@@ -20,18 +20,20 @@ from mlx_lm.utils import (
 from transformers import PreTrainedTokenizerFast
 
 from batching.backend import loader
+from batching.backend.adapters.survey import survey
 from batching.backend.gguf.architecture.known import ARCHITECTURES
 from batching.backend.gguf.storage import num_bytes
 from batching.backend.hooks.observe import Observation
 from batching.backend.loader import load_model
 from batching.errors import ModelLoadError
 from batching.fit.caches import DEFAULTS, kept_of
-from batching.fit.weights import Compute, weight_bytes
-from batching.model_files.description import describe
+from batching.fit.weights import Compute, num_adapted, weight_bytes
+from batching.model_files.description import ModelDescription, describe
 from batching.model_files.gguf_formats import KERNEL_FORMATS
 from batching.model_files.gguf_header import read_header
 from batching.model_files.model_types import OTHER_NAMES, SERVED
 from batching.model_files.references import DENSE_WEIGHTS, HUB_FILES
+from batching.model_files.tensor import StoredTensor
 from scripts.generated_docs import ROOT
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from scripts.model_types import MODEL_TYPES_PAGE, rows_on
@@ -173,6 +175,28 @@ def test_weights_of_a_directory_take_what_is_computed(
         found = weight_bytes(described, compute)
         expected = loaded_bytes(path, kind, has_kernels=has_kernels)
         assert found == pytest.approx(expected, rel=0.02), compute
+
+
+@rows(
+    ("name", "bits"),
+    [("qwen3", None), ("qwen3", 4), ("qwen3_moe", 8), ("deepseek_v3", None), ("mamba2", None)],
+)
+def test_layers_that_take_adapters_are_known_by_their_sizes(
+    name: str, bits: int | None, tmp_path: Path
+) -> None:
+    path = write_zoo_model(tmp_path / f"{name}-{bits}", name, bits, "affine")
+    layers = survey(make_tiny(name)).layers.values()
+    assert num_adapted(describe(path)) == sum(each.inputs + each.outputs for each in layers)
+
+
+def test_experts_of_a_file_each_are_not_among_them(tmp_path: Path) -> None:
+    names = {"mlp.experts.0.up_proj": 0, "experts.1.w2": 0, "mlp.shared_expert.up_proj": 56}
+    names |= {"self_attn.kv_b_proj": 0, "self_attn.q_proj": 56}
+    for name, expected in names.items():
+        tensor = StoredTensor(f"model.layers.3.{name}.weight", "BF16", (24, 32), 1536)
+        assert num_adapted(ModelDescription(tmp_path, {}, (tensor,), 1536)) == expected
+    head = StoredTensor("lm_head.weight", "BF16", (24, 32), 1536)
+    assert num_adapted(ModelDescription(tmp_path, {}, (head,), 1536)) == 0
 
 
 def test_the_files_of_the_hub_are_those_that_mlx_lm_reads() -> None:
