@@ -18,7 +18,7 @@ _PARTS: Final = ("weight", "scales", "biases")
 # Matrices of latent attention that have a product for each head; the kernels keep them in float32.
 _PER_HEAD: Final = ("embed_q", "unembed_out", "kv_b_proj")
 # Layers, without experts in files that have each by itself.
-_ADAPTED: Final = re.compile(r"(^|\.)(layers|blk|h)\.\d+\.(?!(.*\.)?experts\.)")
+_ADAPTED: Final = re.compile(r"(^|\.)(layers|blocks|blk|h)\.\d+\.(?!(.*\.)?experts\.)")
 
 
 class Compute(StrEnum):

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,7 +17,12 @@ Weights = tuple[mx.array, mx.array]
 
 
 class AdaptedLinears(ABC):
-    """Linear layers of one kind, and what the adapters in the slots have for them."""
+    """Linear layers of one kind, and what the adapters in the slots have for them.
+
+    max_rank: the largest rank that they take; None is any.
+    """
+
+    max_rank: ClassVar[int | None] = None
 
     @property
     @abstractmethod

@@ -9,7 +9,6 @@ from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from batching.adapters.adapter import AdaptableLayer
-from batching.backend.hooks.layers import layers_of
 
 _REFUSED: Final = {
     (nn.Embedding, nn.QuantizedEmbedding): "embeddings take no adapters",
@@ -34,7 +33,8 @@ def survey(model: nn.Module, paired_heads: Mapping[str, int] = NONE_PAIRED) -> S
 
     paired_heads: see `LoadedModel`.
     """
-    found, layers, known = Survey(), layers_of(model), set[int]()
+    found, known = Survey(), set[int]()
+    inside = {id(module) for layer in model.layers for module in layer.modules()}
     for path, module in sorted(model.named_modules()):
         if id(module) in known:
             continue
@@ -43,7 +43,7 @@ def survey(model: nn.Module, paired_heads: Mapping[str, int] = NONE_PAIRED) -> S
             reasons = (text for kinds, text in _REFUSED.items() if isinstance(module, kinds))
             if reason := next(reasons, None):
                 found.refused[path] = reason
-        elif any(path.startswith(f"{layer}.") for layer in layers):
+        elif id(module) in inside:
             found.layers[path] = _layer(module, paired_heads.get(path, 0))
         else:
             found.refused[path] = _OUTSIDE

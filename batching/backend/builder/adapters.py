@@ -116,10 +116,11 @@ def _tried(
         mx.eval(logits, cache.arrays)
         used &= {path for kind in kinds for path in kind.take_used(_SLOT)}
     adapters.reset()
+    ranks = [kind.max_rank for kind in kinds if kind.max_rank is not None]
     return AdaptableLayers(
         {path: layer for path, layer in found.layers.items() if path in used},
         found.refused | {path: _NOT_USED for path in found.layers if path not in used},
-        config.max_adapter_rank,
+        min([config.max_adapter_rank, *ranks]),
     )
 
 

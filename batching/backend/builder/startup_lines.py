@@ -1,5 +1,6 @@
 """The start-up banner of an engine: what was chosen, for the operator."""
 
+from batching.adapters.adapter import NoAdapters
 from batching.backend.builder.opening import OpenModel
 from batching.backend.memory.device import MIB, device_memory, memory_in_use
 from batching.backend.vision.opening import OpenVision
@@ -23,6 +24,7 @@ def startup_lines(model_id: str, model: OpenModel, wired: int) -> tuple[str, ...
         "kv cache": model.sizes.pool_line,
         "vectors": _embeddings_line(model.embeddings),
         "images": _images_line(model.vision),
+        "adapters": _adapters_line(model),
         "batch": f"up to {limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step",
         "memory": _memory_line(platform.memory_line(wired)),
     }
@@ -39,6 +41,14 @@ def _images_line(vision: OpenVision | NoVision) -> str:
     if isinstance(vision, NoVision):
         return ""
     return f"by the tower of mlx-vlm's {vision.model.model_type} ({vision.num_bytes // MIB} MiB)"
+
+
+def _adapters_line(model: OpenModel) -> str:
+    if isinstance(model.adapters, NoAdapters):
+        return ""
+    layers = model.adapters.model.layers
+    most = f"up to {model.sizes.limits.max_adapters} of rank {layers.max_rank}"
+    return f"{most} on {len(layers.layers)} layers ({model.adapters.num_bytes // MIB} MiB)"
 
 
 def _memory_line(limits: str) -> str:

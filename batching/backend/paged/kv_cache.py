@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from batching.adapters.adapter import NO_SLOT
 from batching.backend.memory.device import free_buffers
 from batching.backend.paged.block_bytes import WrongBlock
 from batching.backend.paged.layout import LayerShape
@@ -371,9 +372,10 @@ class PagedKVCache:
         gone: the ids of sequences whose slots of recurrent states belong to others now, or to none.
         positions: returns positions for rotations, if they are not those of the rows in their requests.
         """
-        # Rows with the same adapter are multiplied together.
-        by_adapter = sorted(slices, key=lambda s: s.adapter_slot)
-        attention = self._attention(by_adapter, self._block_size)
+        if any(s.adapter_slot != NO_SLOT for s in slices):
+            # Rows with the same adapter are multiplied together, and decodes are one piece.
+            slices = sorted(slices, key=lambda s: (s.is_prefill, s.adapter_slot))
+        attention = self._attention(slices, self._block_size)
         step = StepInputs.of(
             attention,
             self._block_size,

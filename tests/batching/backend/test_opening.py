@@ -56,11 +56,12 @@ def test_a_model_whose_pool_does_not_fit_leaves_nothing(
         build_engine(config_of(directory, native, num_blocks=1 << 30))
 
 
+@pytest.mark.parametrize("max_adapters", [0, 2])
 @pytest.mark.parametrize("native", ["auto", "off"])
 def test_an_engine_is_closed_once(
-    nothing_is_left: None, directory: Path, native: NativeMode
+    nothing_is_left: None, directory: Path, native: NativeMode, max_adapters: int
 ) -> None:
-    loaded = build_engine(config_of(directory, native, num_blocks=8))
+    loaded = build_engine(config_of(directory, native, num_blocks=8, max_adapters=max_adapters))
     loaded.close()
     loaded.close()
 

@@ -41,6 +41,8 @@ class PackedLinears(AdaptedLinears):
     Operations know their adapters from when they are built, also where a block is one operation.
     """
 
+    max_rank = 512
+
     def __init__(self, kernels: AdapterKernels, packed: Mapping[str, Any]) -> None:
         self._kernels = kernels
         self._packed = packed

@@ -202,6 +202,7 @@ def test_slots_take_memory_that_is_counted_before(tmp_path: Path) -> None:
     assert isinstance(layers, AdaptableLayers)
     numbers = sum(layer.inputs + layer.outputs for layer in layers.layers.values())
     assert loaded.memory.adapters == 3 * 4 * layers.max_rank * numbers
+    assert "adapters  up to 3 of rank 4 on 14 layers (0 MiB)" in loaded.startup_lines
     loaded.close()
     config = EngineConfig(
         model=str(folder), model_id="tiny", max_adapters=3, max_adapter_rank=layers.max_rank
