@@ -42,8 +42,8 @@ class AdaptedLinears(ABC):
         """Add to these rows from now on; None adds nothing."""
 
     @abstractmethod
-    def take_used(self, slot: int) -> set[str]:
-        """Return the paths of the layers that have added what is in a slot since this was last asked."""
+    def used(self, slot: int) -> set[str]:
+        """Return the paths of the layers that have added what is in a slot, if it was filled last."""
 
 
 class Segment(NamedTuple):
@@ -78,6 +78,7 @@ class LinearModules(AdaptedLinears):
         arrays = {path: (mx.array(each.a), mx.array(each.b)) for path, each in weights.items()}
         mx.eval(*arrays.values())
         self._slots[slot] = arrays
+        self._used = set()
 
     def clear(self) -> None:
         self._slots.clear()
@@ -89,9 +90,8 @@ class LinearModules(AdaptedLinears):
                 rows.memo[self] = self._segments_of(rows)
             self._segments = rows.memo[self]
 
-    def take_used(self, slot: int) -> set[str]:
-        used, self._used = self._used, set()
-        return used
+    def used(self, slot: int) -> set[str]:
+        return self._used
 
     def _call_of(self, plain: type[nn.Module], path: str) -> Callable[..., mx.array]:
         def call(module: nn.Module, x: mx.array) -> mx.array:

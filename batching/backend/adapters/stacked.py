@@ -42,6 +42,7 @@ class StackedLinearModules(LinearModules):
             stack[slot] = 0
             mx.eval(stack)
         self._filled[slot] = frozenset(weights)
+        self._used = set()
 
     def clear(self) -> None:
         self._stacks.clear()

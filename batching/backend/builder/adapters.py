@@ -102,19 +102,19 @@ def _tried(
     """Return the layers that add adapters of zeros to a prompt, and to decodes."""
     found = adapted.found
     adapters = ModelAdapters(kinds, AdaptableLayers(found.layers, {}, 1))
-    for kind in kinds:
-        kind.put(_SLOT, {path: _zeros(found.layers[path]) for path in kind.paths})
     num_window_blocks = 0 if checked.layout.window is None else 2
     cache = checked.cache(2, config.block_size, num_window_blocks=num_window_blocks)
     runner = MLXRunner(adapted.model, adapted.vocab_size, checked.selection, cache)
     used = set(found.layers)
     for slices in ([_slice(0, 0, 2)], [_slice(0, 2, 1), _slice(1, 0, 1)]):
+        for kind in kinds:
+            kind.put(_SLOT, {path: _zeros(found.layers[path]) for path in kind.paths})
         step = cache.begin(slices)
         with adapters.running(step.attention.slices):
             logits = runner.logits(step)
         cache.flush()
         mx.eval(logits, cache.arrays)
-        used &= {path for kind in kinds for path in kind.take_used(_SLOT)}
+        used &= {path for kind in kinds for path in kind.used(_SLOT)}
     adapters.reset()
     ranks = [kind.max_rank for kind in kinds if kind.max_rank is not None]
     return AdaptableLayers(

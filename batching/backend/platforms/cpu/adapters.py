@@ -76,6 +76,6 @@ class PackedLinears(AdaptedLinears):
     def _adapter(self, slot: int) -> NativeAdapter | None:
         return self._slots[slot][0] if slot else None
 
-    def take_used(self, slot: int) -> set[str]:
+    def used(self, slot: int) -> set[str]:
         adapter, paths = self._slots[slot]
         return {paths[index] for index in adapter.touched()}

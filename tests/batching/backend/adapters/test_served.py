@@ -20,6 +20,8 @@ from tests.support.weekly import weekly
 
 # Of a log probability, in float32.
 TOLERANCE: Final = 1e-4
+# mlx-lm's own logits differ by as much between merged weights and an adapter beside them.
+TOLERANCES: Final = {"nanbeige": 1e-3, "recurrent_gemma": 1e-3}
 PLATFORMS: Final = ("mlx", "native", "gpu")
 # All ragged; windows; latents and experts, one of them shared; recurrent states beside attention, and alone.
 KINDS: Final = ("qwen3", "gemma3_text", "deepseek_v3", "qwen3_5", "mamba2")
@@ -30,6 +32,8 @@ ALWAYS: Final = {
     ("native", "deepseek_v3"),
     ("native", "qwen3_5"),
     ("mlx", "mamba2"),
+    # It reads a chunk token by token.
+    ("native", "mamba"),
 }
 UNSERVED: Final = {*UNAVAILABLE, *INCONSISTENT, *LEAPING}
 
@@ -49,7 +53,7 @@ def on(request: pytest.FixtureRequest) -> Any:
     return options
 
 
-def assert_right(adapted: Adapted) -> None:
+def assert_right(adapted: Adapted, tolerance: float = TOLERANCE) -> None:
     """Ranks and types differ, one has a few layers, and there are more adapters than slots."""
     few = min(adapted.layers.layers).rpartition(".")[2]
     adapters = [
@@ -61,7 +65,7 @@ def assert_right(adapted: Adapted) -> None:
         adapted.add("d", rank=3, seed=4, dtype="F16"),
     ]
     outcome = serve_adapted(adapted, adapters)
-    assert outcome.difference < TOLERANCE
+    assert outcome.difference < tolerance
     assert outcome.stats.num_adapter_loads > 4
     assert outcome.stats.num_preemptions > 0
     assert outcome.stats.num_hit_tokens > 0
@@ -73,7 +77,8 @@ CASES: Final = [each for each in product(PLATFORMS, ZOO) if each[1] not in UNSER
 
 @pytest.mark.parametrize(("platform", "name"), weekly(CASES, 2, always=ALWAYS))
 def test_of_floats(platform: str, name: str, on: Any) -> None:
-    assert_right(adapt(partial(make_tiny, name), VOCAB_SIZE, **on(platform)))
+    adapted = adapt(partial(make_tiny, name), VOCAB_SIZE, **on(platform))
+    assert_right(adapted, TOLERANCES.get(name, TOLERANCE))
 
 
 @pytest.mark.parametrize(
