@@ -17,7 +17,10 @@ from mlx_lm.models import qwen3
 
 from batching.adapters.adapter import NO_ADAPTERS, AdaptableLayers, Adapter, NoAdapters
 from batching.adapters.files.adapter_file import AdapterFile
+from batching.backend.adapters.survey import survey
+from batching.backend.builder.adapters import AdaptedModel, open_adapters
 from batching.backend.builder.engine import build_engine
+from batching.backend.hooks.changes import Changes
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.fit.estimate import estimate
@@ -27,10 +30,13 @@ from batching.model_files.description import describe
 from batching.pooling import PoolingParams
 from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestOutput
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.adapter_files import peft_tensors, write_peft
 from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import RawTensor, write_gguf
 from tests.support.model_files import write_tiny
+from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model
 from tests.support.requests import make_request
 from tests.support.vision_models import FAMILIES, Prompt, write_vision_model
 
@@ -214,6 +220,25 @@ def test_slots_take_memory_that_is_counted_before(tmp_path: Path) -> None:
     assert needs.wanted == without.wanted + needs.adapters
 
 
+def test_the_pool_leaves_room_for_the_slots(tmp_path: Path) -> None:
+    folder = write_tiny("qwen3", tmp_path / "base")
+    sizes: list[tuple[int, int]] = []
+    for max_adapters in (0, 100):
+        loaded = engine_of(
+            folder,
+            num_blocks=None,
+            max_blocks=1 << 20,
+            memory_budget=16 << 20,
+            max_adapters=max_adapters,
+        )
+        sizes.append((loaded.memory.kv_cache, loaded.memory.adapters))
+        loaded.close()
+    (without, _), (beside, slots) = sizes
+    # A pool takes half of what is left.
+    assert slots > 1 << 20
+    assert without - beside == pytest.approx(slots / 2, rel=0.02)
+
+
 def test_without_slots_nothing_is_prepared(tmp_path: Path) -> None:
     loaded = engine_of(write_tiny("qwen3", tmp_path / "base"))
     assert loaded.model.adapters == NO_ADAPTERS
@@ -221,21 +246,39 @@ def test_without_slots_nothing_is_prepared(tmp_path: Path) -> None:
     loaded.close()
 
 
-def test_a_model_that_turns_its_rows_is_served_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its rows are in another order where one of its layers is called."""
+@pytest.fixture
+def turned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of Qwen3 gets its rows in another order."""
 
     def call(self: nn.Module, x: mx.array) -> mx.array:
         y: mx.array = self.down_proj(self.up_proj(x.swapaxes(0, 1)).swapaxes(0, 1))
         return y
 
     monkeypatch.setattr(qwen3.MLP, "__call__", call)
+
+
+REASON: Final = (
+    "takes no adapters: ValueError: model.layers.0.mlp.up_proj is not called with the rows"
+)
+
+
+def test_a_model_that_turns_its_rows_is_served_without(
+    turned_rows: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     loaded = engine_of(write_tiny("qwen3", tmp_path / "base"), native="off", max_adapters=1)
     assert isinstance(loaded.model.adapters, NoAdapters)
-    reason = "takes no adapters: ValueError: model.layers.0.mlp.up_proj is not called with the rows"
-    assert loaded.model.adapters.reason.startswith(reason)
-    assert reason in caplog.text
+    assert loaded.model.adapters.reason.startswith(REASON)
+    assert REASON in caplog.text
     assert loaded.memory.adapters == 0
     assert len(run(loaded, make_request(0, [1, 2, 3], max_tokens=4, sampling=SCORED))[0]) == 4
     loaded.close()
+
+
+def test_such_a_model_stays_as_it_is(turned_rows: None) -> None:
+    model = make_tiny("qwen3")
+    adapted = AdaptedModel(model, VOCAB_SIZE, survey(model))
+    checked = check_model(model, VOCAB_SIZE)
+    config = EngineConfig(model="m", model_id="m", max_adapters=1)
+    assert isinstance(open_adapters(config, adapted, checked, Changes()), NoAdapters)
+    modules = dict(model.named_modules())
+    assert {type(modules[path]) for path in adapted.found.layers} == {nn.Linear}
