@@ -1,8 +1,9 @@
 """Adapters are loaded before the step that needs them; those that cannot be fail their own requests."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -13,16 +14,18 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
 from batching.errors import AdapterError
+from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.step_plan import Slice, StartedSequence, StepPlan
+from batching.steps.token_output import TokenLogprobs
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.adapted_models import Adapted, adapt
 from tests.support.greedy import most_probable
 from tests.support.model_zoo import make_tiny
-from tests.support.requests import make_request
-from tests.support.serving import pipeline_of
+from tests.support.requests import make_request, respec
+from tests.support.serving import pipeline_of, serve as served
 
 CONFIG: Final = SchedulerConfig(
     num_blocks=96, block_size=4, max_num_seqs=6, max_num_batched_tokens=24, max_adapters=2
@@ -142,3 +145,25 @@ def test_a_reset_empties_the_slots(adapted: Adapted) -> None:
     runner.reset()
     with pytest.raises(KeyError):
         runner.run(plan_of(1))
+
+
+def test_no_bit_depends_on_who_else_is_in_a_step(native: Native) -> None:
+    """On the kernels: with an adapter or without, in a batch, in chunks and alone."""
+    adapted = model_on(native)
+    adapters = [adapted.add(f"b{i}", rank=1 + 3 * i, seed=i) for i in range(2)]
+    sampling = SamplingParams(temperature=0.0, logprobs=2)
+
+    def logprobs(chosen: Sequence[Adapter | None], **limits: Any) -> list[list[TokenLogprobs]]:
+        requests = requests_of(*chosen, num_tokens=6)
+        for request in requests:
+            respec(request, sampling=sampling, prompt=request.spec.prompt * 5)
+        config = replace(CONFIG, **limits)
+        outputs = served(adapted.runner(config), config, requests).outputs
+        return [[p for o in outputs[r.request_id] for p in o.logprobs] for r in requests]
+
+    mixed = logprobs([*adapters, None, *adapters, None])
+    assert mixed == logprobs([*adapters, None, *adapters, None], prefill_chunk=4)
+    alone = [logprobs([None] * i + [each])[-1] for i, each in enumerate([*adapters, None])]
+    assert mixed[:3] == alone
+    assert mixed[2] != mixed[5]
+    assert logprobs([None] * 6)[2::3] == mixed[2::3]
