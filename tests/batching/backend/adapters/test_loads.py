@@ -167,3 +167,19 @@ def test_no_bit_depends_on_who_else_is_in_a_step(native: Native) -> None:
     assert mixed[:3] == alone
     assert mixed[2] != mixed[5]
     assert logprobs([None] * 6)[2::3] == mixed[2::3]
+
+
+def test_rows_with_the_same_adapter_are_neighbours(adapted: Adapted) -> None:
+    """Decodes come first, so that those of all are one piece; without adapters the order stays."""
+    cache = adapted.checked.cache(8, CONFIG.block_size)
+    chunks = {2, 5}
+
+    def order(*slots: int) -> list[int]:
+        slices = [
+            Slice(i, 0, (3,), BlockTable([i]).value, adapter_slot=slot, is_prefill=i in chunks)
+            for i, slot in enumerate(slots)
+        ]
+        return [s.sequence_id for s in cache.begin(slices).attention.slices]
+
+    assert order(1, 0, 2, 1, 0, 1) == [1, 4, 0, 3, 5, 2]
+    assert order(0, 0, 0, 0, 0, 0) == [0, 1, 2, 3, 4, 5]
