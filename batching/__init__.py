@@ -4,6 +4,12 @@
 MLX are the concern of `batching.backend`, which is imported only when the first model is loaded.
 """
 
+from batching.adapters.served import (
+    AdapterFile,
+    ServedAdapter,
+    ServedAdapters,
+    check_adapter_name,
+)
 from batching.block_store.inventory import (
     CacheInUse,
     CheckedFile,
@@ -31,8 +37,10 @@ from batching.constraints.thinking import ThinkingBudget, ThinkingLimit
 from batching.engine.async_engine import AsyncEngine
 from batching.engine.memory_use import MemoryUse
 from batching.engine.request_checks import check_generates, check_input, check_token_ids
+from batching.engine.stream_router import NOT_IN_USE, AdaptersInUse
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
+    AdapterError,
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineClosed,
@@ -115,12 +123,16 @@ __all__ = [
     "BUNDLED_MODEL",
     "HOW_TO_BUNDLE",
     "HOW_TO_SEE",
+    "NOT_IN_USE",
     "NOT_RETAINED",
     "NOT_STORED",
     "NO_DEFAULTS",
     "PINNED",
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
+    "AdapterError",
+    "AdapterFile",
+    "AdaptersInUse",
     "AllowedTokens",
     "AsyncEngine",
     "BackendReport",
@@ -190,6 +202,8 @@ __all__ = [
     "SchedulerStats",
     "SequenceSpec",
     "SequenceStats",
+    "ServedAdapter",
+    "ServedAdapters",
     "ServedModel",
     "SlowReader",
     "StepRecord",
@@ -211,6 +225,7 @@ __all__ = [
     "Vector",
     "VisionModel",
     "bundled_file",
+    "check_adapter_name",
     "check_caches",
     "check_generates",
     "check_input",

@@ -113,6 +113,7 @@ class ModelInfo:
         self-check, and why it is not all of it; empty if it is.
     generates: False for an encoder, which writes no text.
     adapters: the layers to which adapters can add something, or why there are none.
+    base: the model that this is with an adapter; None if it is one by itself.
     """
 
     model_id: str
@@ -129,6 +130,7 @@ class ModelInfo:
     mode_reason: str = ""
     generates: bool = True
     adapters: AdaptableLayers | NoAdapters = NO_ADAPTERS
+    base: "ModelInfo | None" = field(default=None, repr=False)
     _derived: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -136,8 +138,14 @@ class ModelInfo:
     def derived(self, derive: Callable[["ModelInfo"], T]) -> T:
         """Return what a function derives from the model: it is called once, and the model keeps the result.
 
-        A model that is made of this one, by `replace`, derives it again.
+        A model that is made of this one, by `replace`, derives it again; one with an adapter has its base's.
         """
+        if self.base is not None:
+            return self.base.derived(derive)
         if derive not in self._derived:
             self._derived[derive] = derive(self)
         return cast(T, self._derived[derive])
+
+    def adapted(self, name: str) -> "ModelInfo":
+        """Return the model with an adapter, by the name of that."""
+        return replace(self, model_id=name, base=self)

@@ -74,6 +74,9 @@ def _nothing(num_models: int) -> str:
 
 
 def _row(model: Model, now: float) -> tuple[str, ...]:
+    if model.get("parent"):
+        # It has nothing of its own that counts here.
+        return (f"  {model['id']}", *(_UNKNOWN for _ in _HEADINGS[1:]))
     context, in_flight = model.get("max_model_len"), model.get("in_flight")
     stored = model.get("kv_store_bytes")
     return (

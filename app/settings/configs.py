@@ -24,11 +24,14 @@ def engine_config(
     settings: Settings,
     own: Mapping[str, Any] | None = None,
     sampling: SamplingDefaults = NO_DEFAULTS,
+    *,
+    has_adapters: bool = False,
 ) -> EngineConfig:
     """Return the configuration of an engine.
 
     own: what is set for this model only, by the names of fields.
     sampling: the defaults that the operator has set for this model.
+    has_adapters: the settings name adapters for it.
 
     Raises:
         SettingsError: a template cannot be read or compiled.
@@ -42,6 +45,9 @@ def engine_config(
         "model_id": settings.served_model_id,
         "sampling_defaults": sampling,
         "max_num_seqs": settings.max_num_seqs if settings.enable_batching else 1,
+        "max_adapters": settings.max_adapters
+        if has_adapters or settings.allow_runtime_adapters
+        else 0,
         "num_blocks": size if is_set else None,
         "max_blocks": size,
         "max_urgent_wait_ms": None

@@ -7,7 +7,7 @@ from app.settings.configs import engine_config
 from app.settings.models_file import ModelEntry, located, read_models
 from app.settings.names import SettingsError, env_name
 from app.settings.settings import Settings, served_name
-from batching import SamplingDefaults, ServedModel
+from batching import AdapterError, SamplingDefaults, ServedModel, check_adapter_name
 
 
 def served_models(settings: Settings, found: Mapping[str, str] | None = None) -> list[ServedModel]:
@@ -27,6 +27,11 @@ def served_models(settings: Settings, found: Mapping[str, str] | None = None) ->
             f"{env_name('model_id')} is the name of {env_name('model')}, which is not set: "
             f"{env_name('models_file')} has the names of its models"
         )
+    elif settings.adapters:
+        raise SettingsError(
+            f"{env_name('adapters')} are those of {env_name('model')}, which is not set: "
+            f"{env_name('models_file')} has a table [models.ID.adapters] for each of its models"
+        )
     names = _checked_names(models)
     references = {model.config.model for model in models}
     for name, reference in (found or {}).items():
@@ -36,8 +41,26 @@ def served_models(settings: Settings, found: Mapping[str, str] | None = None) ->
 
 
 def _default(settings: Settings) -> ServedModel:
-    config = engine_config(settings)
-    return ServedModel(config=config, loads_at_start=True, idle_unload=settings.idle_unload)
+    adapters = _adapters(settings)
+    return ServedModel(
+        config=engine_config(settings, has_adapters=bool(adapters)),
+        loads_at_start=True,
+        idle_unload=settings.idle_unload,
+        adapters=adapters,
+    )
+
+
+def _adapters(settings: Settings) -> dict[str, str]:
+    adapters: dict[str, str] = {}
+    for item in filter(None, map(str.strip, settings.adapters.split(","))):
+        name, _, reference = map(str.strip, item.partition("="))
+        if not name or not reference:
+            message = f"'{item}' lacks a name or a folder: it is name=folder, or name=hub id"
+            raise SettingsError(f"{env_name('adapters')}: {message}")
+        if name in adapters:
+            raise SettingsError(f"{env_name('adapters')}: two adapters are named '{name}'")
+        adapters[name] = reference
+    return adapters
 
 
 def _of_variables(settings: Settings) -> Iterator[ServedModel]:
@@ -68,7 +91,7 @@ def _of_entry(settings: Settings, model_id: str, entry: ModelEntry) -> ServedMod
     own: dict[str, Any] = {"model": entry.model, "model_id": model_id, **entry.settings}
     sampling = SamplingDefaults(**entry.sampling.model_dump())
     try:
-        config = engine_config(settings, own, sampling)
+        config = engine_config(settings, own, sampling, has_adapters=bool(entry.adapters))
     except ValueError as error:
         assert settings.models_file is not None
         raise SettingsError(located(settings.models_file, model_id, str(error))) from None
@@ -78,22 +101,28 @@ def _of_entry(settings: Settings, model_id: str, entry: ModelEntry) -> ServedMod
         is_pinned=entry.pinned,
         loads_at_start=entry.load_at_start or entry.pinned,
         idle_unload=entry.idle_unload or settings.idle_unload,
+        adapters=entry.adapters,
     )
 
 
 def _checked_names(models: Iterable[ServedModel]) -> set[str]:
-    """Return all names of the models.
+    """Return all names of the models and of their adapters.
 
     Raises:
-        SettingsError: two models have the same one.
+        SettingsError: two have the same one, or that of an adapter is none.
     """
     names: set[str] = set()
     for model in models:
-        for name in (model.model_id, *model.aliases):
+        for name in (model.model_id, *model.aliases, *model.adapters):
             if name in names:
                 raise SettingsError(
-                    f"two models are named '{name}': see {env_name('model')}, {env_name('models')} and "
-                    f"{env_name('models_file')}"
+                    f"two models or adapters are named '{name}': see {env_name('model')}, {env_name('models')}, "
+                    f"{env_name('adapters')} and {env_name('models_file')}"
                 )
             names.add(name)
+        for name in model.adapters:
+            try:
+                check_adapter_name(name)
+            except AdapterError as error:
+                raise SettingsError(str(error)) from None
     return names

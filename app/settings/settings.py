@@ -288,6 +288,13 @@ class Settings(EngineSettings):
             raise ValueError(f"{names[0]} needs {names[1]}")
         return self
 
+    @model_validator(mode="after")
+    def _adapters_have_folders(self) -> Self:
+        if self.allow_runtime_adapters and not self.adapter_folders:
+            names = env_name("allow_runtime_adapters"), env_name("adapter_dirs")
+            raise ValueError(f"{names[0]} needs {names[1]}")
+        return self
+
     @field_validator("mcp_origins")
     @classmethod
     def _are_origins(cls, text: str) -> str:
@@ -325,6 +332,10 @@ class Settings(EngineSettings):
     @property
     def media_hosts(self) -> list[str]:
         return _split(self.media_domains)
+
+    @property
+    def adapter_folders(self) -> list[Path]:
+        return [Path(folder).expanduser() for folder in _split(self.adapter_dirs)]
 
     @property
     def allowed_host_names(self) -> list[str]:

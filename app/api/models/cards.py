@@ -14,6 +14,7 @@ from batching import (
     ModelState,
     ModelStatus,
     NoVision,
+    ServedAdapter,
     VisionModel,
     vision_on_disk,
 )
@@ -50,6 +51,21 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
         in_flight=status.num_requests + status.num_waiting,
         pinned=status.model.is_pinned,
         expires_at=None if expires is None else int(time() + expires),
+    )
+
+
+def adapter_card(base: ModelCard, adapter: ServedAdapter, *, is_admin: bool) -> ModelCard:
+    """Describe an adapter: what it has not by itself is its base's."""
+    return base.model_copy(
+        update={
+            "id": adapter.name,
+            "root": adapter.file.adapter.path if is_admin else adapter.name,
+            "parent": base.id,
+            "display_name": adapter.name,
+            "aliases": [f"{base.id}:{adapter.name}"],
+            "memory": None,
+            "kv_store_bytes": None,
+        }
     )
 
 

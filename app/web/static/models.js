@@ -56,7 +56,7 @@ function take({ model, ...status }) {
   if (isStale || wordOf(card) !== wordOf({ status })) refreshModels().catch(() => {});
   isStale = false;
   if (!card) return;
-  card.status = status;
+  for (const each of cards) if (each === card || each.parent === model) each.status = status;
   tell();
 }
 

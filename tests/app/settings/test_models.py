@@ -136,7 +136,7 @@ def test_without_batching_no_model_has_it(tmp_path: Path) -> None:
         ("[models]\na = 3\n", "line 1: models.a: Input should be a valid dictionary"),
         (
             "[models.a]\nmodel = 'm'\n[models.b]\nmodel = 'm'\naliases = ['a']\n",
-            "two models are named 'a'",
+            "two models or adapters are named 'a'",
         ),
         (
             "[models.a]\nmodel = 'm'\nchat_template = '/no/such/file'\n",
@@ -171,5 +171,5 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listed", ["a=/m/x.gguf,a=/m/y.gguf", "x=1,smollm2-135m-instruct"])
 def test_two_models_of_one_name_are_an_error(listed: str) -> None:
-    with pytest.raises(SettingsError, match="two models are named"):
+    with pytest.raises(SettingsError, match="two models or adapters are named"):
         models(models=listed)

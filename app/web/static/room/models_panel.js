@@ -41,7 +41,7 @@ export class ModelsPanel {
   }
 
   show() {
-    const cards = models().filter(wordOf);
+    const cards = models().filter((card) => wordOf(card) && !card.parent);
     const sizes = cards.map(bytesOf);
     const most = Math.max(...sizes, 1);
     $("models-section").hidden = !cards.length;

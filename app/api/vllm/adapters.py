@@ -1,0 +1,114 @@
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from app.api.schemas.base import RequestModel
+from app.api.schemas.errors import ERROR_RESPONSES, TEXT_RESPONSES
+from app.api.schemas.fields import Text
+from app.api.serving import check_admin, engine_for, prepared
+from app.http.errors.rejections import Forbidden
+from app.http.json_body import JsonRoute
+from app.server_state import ServerState, server_state
+from app.settings import env_name
+from batching import (
+    AdapterError,
+    AdapterFile,
+    InvalidRequest,
+    ModelNotFound,
+    ServedAdapter,
+)
+
+T = TypeVar("T")
+
+router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
+
+
+class LoadRequest(RequestModel):
+    lora_name: Annotated[Text, Field(description="What requests call it, in `model`.")]
+    lora_path: Annotated[
+        Text, Field(description="Its folder, in one of those that the operator allows.")
+    ]
+    load_inplace: bool = Field(
+        default=False, description="Take the place of an adapter with this name."
+    )
+    base_model_name: Text | None = Field(
+        default=None, description="The model to which it is added; the default one if left out."
+    )
+
+
+class UnloadRequest(RequestModel):
+    lora_name: Text
+
+
+@router.post("/v1/load_lora_adapter", response_class=Response, responses=TEXT_RESPONSES)
+async def load_adapter(body: LoadRequest, request: Request) -> Response:
+    """Serve an adapter from now on; its model is loaded for it, to see whether it fits.
+
+    Raises:
+        Forbidden: the key is not one of an admin, or the operator does not allow it.
+        ModelNotFound: there is no such base.
+        InvalidRequest: the adapter cannot be read or does not fit, or its name is not free.
+    """
+    state = _allowed(request)
+    adapters, manager = state.manager.adapters, state.manager
+    name = body.lora_name
+    _named("lora_name", lambda: adapters.check_free(name, replaces=body.load_inplace))
+    base = manager.resolve(body.base_model_name or manager.model_ids[0])
+    find = partial(_folder, state.settings.adapter_folders, body.lora_path)
+    file = await prepared(request, lambda: _named("lora_path", lambda: AdapterFile(find(), name)))
+    engine = await engine_for(request, base)
+    _named("lora_path", lambda: engine.adapted(file))
+    # Another request may have loaded one meanwhile.
+    served = ServedAdapter(name, base, file)
+    _named("lora_name", lambda: adapters.add(served, replaces=body.load_inplace))
+    return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
+
+
+@router.post("/v1/unload_lora_adapter", response_class=Response, responses=TEXT_RESPONSES)
+async def unload_adapter(body: UnloadRequest, request: Request) -> Response:
+    """Serve an adapter no more; requests that have it go on.
+
+    Raises:
+        Forbidden: the key is not one of an admin, or the operator does not allow it.
+        ModelNotFound: there is no such adapter.
+    """
+    if not _allowed(request).manager.adapters.remove(body.lora_name):
+        raise ModelNotFound(body.lora_name)
+    text = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+    return Response(text, media_type="text/plain")
+
+
+def _allowed(request: Request) -> ServerState:
+    check_admin(request)
+    state = server_state(request)
+    if not state.settings.allow_runtime_adapters:
+        setting = f"{env_name('allow_runtime_adapters')}=true"
+        raise Forbidden(f"the server's adapters are those of its settings; {setting} allows others")
+    return state
+
+
+def _folder(allowed: Sequence[Path], path: str) -> Path:
+    """Return the folder of an adapter; a relative path begins at one of the allowed folders."""
+    try:
+        for each in allowed:
+            root = each.resolve()
+            if (folder := (root / path).resolve()).is_relative_to(root) and folder.is_dir():
+                return folder
+    except (OSError, ValueError) as error:
+        raise InvalidRequest("lora_path", f"it is no path: {error}") from None
+    where = f"a folder in one of {env_name('adapter_dirs')}"
+    raise InvalidRequest("lora_path", f"it must be {where}, links resolved")
+
+
+def _named(param: str, call: Callable[[], T]) -> T:
+    """Call a function; what is wrong with an adapter is the fault of a field."""
+    try:
+        return call()
+    except AdapterError as error:
+        raise InvalidRequest(param, str(error)) from None
