@@ -35,7 +35,6 @@ from batching import (
     ModelTooLarge,
     PoolTooLarge,
     SchedulerManager,
-    ServedAdapter,
     ServedModel,
     UnsupportedKVDType,
     memory_need,
@@ -161,7 +160,7 @@ def make_manager(settings: Settings, build: Build | None = None) -> SchedulerMan
     for model in models:
         for name, reference in model.adapters.items():
             file = AdapterFile(resolve_adapter(reference), name)
-            manager.adapters.add(ServedAdapter(name, model.model_id, file))
+            manager.adapters.add(name, model.model_id, file, source=reference)
     return manager
 
 

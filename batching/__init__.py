@@ -4,12 +4,9 @@
 MLX are the concern of `batching.backend`, which is imported only when the first model is loaded.
 """
 
-from batching.adapters.served import (
-    AdapterFile,
-    ServedAdapter,
-    ServedAdapters,
-    check_adapter_name,
-)
+from batching.adapters.files.adapter_file import AdapterFile
+from batching.adapters.files.references import resolve_adapter
+from batching.adapters.files.registry import ServedAdapter
 from batching.block_store.inventory import (
     CacheInUse,
     CheckedFile,
@@ -203,7 +200,6 @@ __all__ = [
     "SequenceSpec",
     "SequenceStats",
     "ServedAdapter",
-    "ServedAdapters",
     "ServedModel",
     "SlowReader",
     "StepRecord",
@@ -225,7 +221,6 @@ __all__ = [
     "Vector",
     "VisionModel",
     "bundled_file",
-    "check_adapter_name",
     "check_caches",
     "check_generates",
     "check_input",
@@ -250,6 +245,7 @@ __all__ = [
     "read_config",
     "regex_grammar",
     "report_backend",
+    "resolve_adapter",
     "served_as",
     "stored_bytes",
     "stored_caches",

@@ -5,8 +5,7 @@ EngineError
 │   ├── EmptyPrompt
 │   ├── ContextLengthExceeded
 │   │   └── InputTooLong    one input of several
-│   ├── InvalidRequest      a parameter that this model cannot serve
-│   └── AdapterError         a LoRA adapter cannot be read, or does not fit the model
+│   └── InvalidRequest      a parameter that this model cannot serve
 ├── RequestFailed           the step that served the request raised
 ├── DeadlineExceeded        the deadline of the request has passed
 ├── SlowReader              too much is unread, most of it by this request's caller
@@ -83,10 +82,6 @@ class InputTooLong(ContextLengthExceeded):
 class InvalidRequest(RequestError):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message, param)
-
-
-class AdapterError(RequestError):
-    """Its message is one line, for an operator at the start and for a client at run time."""
 
 
 class RequestFailed(EngineError):

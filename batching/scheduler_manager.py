@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from batching.adapters.served import ServedAdapter, ServedAdapters
+from batching.adapters.files.registry import AdapterRegistry, ServedAdapter
 from batching.config import EngineConfig
 from batching.engine.async_engine import AsyncEngine
 from batching.engine.jobs import Load
@@ -76,7 +76,7 @@ class SchedulerManager:
         served = [m if isinstance(m, ServedModel) else ServedModel(config=m) for m in models]
         self._models = {model.model_id: model for model in served}
         self._names = {alias: m.model_id for m in served for alias in (*m.aliases, m.model_id)}
-        self.adapters = ServedAdapters(self._names)
+        self.adapters = AdapterRegistry(self._names.__contains__)
         self._build = build or _backend()
         self._clock = clock
         self._thread = MLXThread(clock)
@@ -120,18 +120,15 @@ class SchedulerManager:
             return model_id
         if (adapter := self.adapter(name)) is not None:
             return adapter.base
-        names = [*self._names, *self.adapters.names]
-        raise ModelNotFound(name, get_close_matches(name, names, n=2))
+        adapters = [each.name for base in self._models for each in self.adapters.of(base)]
+        raise ModelNotFound(name, get_close_matches(name, [*self._names, *adapters], n=2))
 
     def adapter(self, name: str) -> ServedAdapter | None:
         """Return the adapter that a request names, as `name` or `base:name`; None if it names a model, or nothing."""
         if name in self._names:
             return None
-        if (found := self.adapters.find(name)) is not None:
-            return found
-        base, _, own_name = name.rpartition(":")
-        found = self.adapters.find(own_name)
-        return found if found is not None and found.base == self._names.get(base) else None
+        base, colon, own_name = name.rpartition(":")
+        return self.adapters.find(f"{self._names.get(base, base)}{colon}{own_name}")
 
     def is_measured(self, name: str) -> bool:
         """Return whether it is known what a model needs, so that `request` reads no files.

@@ -7,7 +7,7 @@ from app.settings.configs import engine_config
 from app.settings.models_file import ModelEntry, located, read_models
 from app.settings.names import SettingsError, env_name
 from app.settings.settings import Settings, served_name
-from batching import AdapterError, SamplingDefaults, ServedModel, check_adapter_name
+from batching import SamplingDefaults, ServedModel
 
 
 def served_models(settings: Settings, found: Mapping[str, str] | None = None) -> list[ServedModel]:
@@ -19,6 +19,9 @@ def served_models(settings: Settings, found: Mapping[str, str] | None = None) ->
     Raises:
         SettingsError: two models have the same name, or something is wrong with one of them.
     """
+    if settings.allow_runtime_adapters and not settings.adapter_folders:
+        names = env_name("allow_runtime_adapters"), env_name("adapter_dirs")
+        raise SettingsError(f"{names[0]} needs {names[1]}, the folders in which adapters may be")
     models = [*_of_file(settings), *_of_variables(settings)]
     if settings.models_file is None or "model" in settings.model_fields_set:
         models.insert(0, _default(settings))
@@ -41,12 +44,11 @@ def served_models(settings: Settings, found: Mapping[str, str] | None = None) ->
 
 
 def _default(settings: Settings) -> ServedModel:
-    adapters = _adapters(settings)
     return ServedModel(
-        config=engine_config(settings, has_adapters=bool(adapters)),
+        config=engine_config(settings),
         loads_at_start=True,
         idle_unload=settings.idle_unload,
-        adapters=adapters,
+        adapters=_adapters(settings),
     )
 
 
@@ -109,7 +111,7 @@ def _checked_names(models: Iterable[ServedModel]) -> set[str]:
     """Return all names of the models and of their adapters.
 
     Raises:
-        SettingsError: two have the same one, or that of an adapter is none.
+        SettingsError: two have the same one.
     """
     names: set[str] = set()
     for model in models:
@@ -120,9 +122,4 @@ def _checked_names(models: Iterable[ServedModel]) -> set[str]:
                     f"{env_name('adapters')} and {env_name('models_file')}"
                 )
             names.add(name)
-        for name in model.adapters:
-            try:
-                check_adapter_name(name)
-            except AdapterError as error:
-                raise SettingsError(str(error)) from None
     return names

@@ -288,13 +288,6 @@ class Settings(EngineSettings):
             raise ValueError(f"{names[0]} needs {names[1]}")
         return self
 
-    @model_validator(mode="after")
-    def _adapters_have_folders(self) -> Self:
-        if self.allow_runtime_adapters and not self.adapter_folders:
-            names = env_name("allow_runtime_adapters"), env_name("adapter_dirs")
-            raise ValueError(f"{names[0]} needs {names[1]}")
-        return self
-
     @field_validator("mcp_origins")
     @classmethod
     def _are_origins(cls, text: str) -> str:

@@ -12,7 +12,9 @@ from time import monotonic
 from typing import Final, TypeVar
 from weakref import WeakSet
 
-from batching.adapters.served import AdapterFile, check_fit
+from batching.adapters.adapter import NoAdapters
+from batching.adapters.files.adapter_file import AdapterFile
+from batching.adapters.files.fitting import fit
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.grammar import GrammarCompiler
 from batching.engine.jobs import Load
@@ -24,7 +26,13 @@ from batching.engine.request_checks import check_request
 from batching.engine.served_engine import ServedEngine
 from batching.engine.stream_router import AdaptersInUse, StreamRouter
 from batching.engine.token_stream import Backlog, TokenStream
-from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
+from batching.errors import (
+    AdapterError,
+    DeadlineExceeded,
+    EngineError,
+    EngineStalled,
+    EngineStopped,
+)
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo
 from batching.request import BatchRequest
@@ -199,7 +207,10 @@ class AsyncEngine:
             AdapterError: the adapter does not fit the model.
         """
         if adapter not in self._fitting:
-            check_fit(adapter, self.model)
+            layers = self.model.adapters
+            if isinstance(layers, NoAdapters):
+                raise AdapterError(f"the model '{self.model.model_id}' {layers.reason}")
+            fit(adapter, layers)
             self._fitting.add(adapter)
         engine = copy(self)
         engine.model, engine.adapter = self.model.adapted(adapter.adapter.name), adapter

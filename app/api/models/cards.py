@@ -59,7 +59,7 @@ def adapter_card(base: ModelCard, adapter: ServedAdapter, *, is_admin: bool) -> 
     return base.model_copy(
         update={
             "id": adapter.name,
-            "root": adapter.file.adapter.path if is_admin else adapter.name,
+            "root": adapter.source if is_admin else adapter.name,
             "parent": base.id,
             "display_name": adapter.name,
             "aliases": [f"{base.id}:{adapter.name}"],

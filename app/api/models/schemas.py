@@ -55,7 +55,7 @@ class ModelCard(BaseModel):
     `root` is what was loaded.  What is known only of a loaded model is null otherwise.  What an adapter has not by
     itself is its base's.
 
-    root: of an adapter, its folder for admins.
+    root: of an adapter, for admins, its folder or hub id.
     parent: the model to which an adapter is added; null if it is none.
     architecture: of a model that is not loaded, what its files say, if they are on this machine.
     max_images: of one request; null if it takes none.

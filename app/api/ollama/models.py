@@ -104,8 +104,12 @@ async def version() -> Version:
 async def tags(request: Request) -> Tags:
     """List the models that can be named, adapters after their base."""
     manager = server_state(request).manager
-    found = [(s, each) for s in manager.statuses() for each in (None, *manager.adapters.of(s.model_id))]
-    return await prepared(request, lambda: Tags(models=[Listed(**_listed(*each)) for each in found]))
+    found = [
+        (s, each) for s in manager.statuses() for each in (None, *manager.adapters.of(s.model_id))
+    ]
+    return await prepared(
+        request, lambda: Tags(models=[Listed(**_listed(*each)) for each in found])
+    )
 
 
 @router.get("/api/ps")
@@ -161,9 +165,7 @@ def _listed(status: ModelStatus, adapter: ServedAdapter | None = None) -> dict[s
         "model": name,
         "modified_at": modified,
         "size": described.size,
-        "digest": sha256(name.encode()).hexdigest()
-        if adapter is None
-        else adapter.file.adapter.digest,
+        "digest": sha256(name.encode()).hexdigest() if adapter is None else adapter.adapter.digest,
         "details": _details(described, adapter),
     }
 

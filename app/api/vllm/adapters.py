@@ -1,9 +1,10 @@
 """`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -21,10 +22,8 @@ from batching import (
     AdapterFile,
     InvalidRequest,
     ModelNotFound,
-    ServedAdapter,
+    resolve_adapter,
 )
-
-T = TypeVar("T")
 
 router = APIRouter(route_class=JsonRoute, responses=ERROR_RESPONSES)
 
@@ -56,18 +55,17 @@ async def load_adapter(body: LoadRequest, request: Request) -> Response:
         InvalidRequest: the adapter cannot be read or does not fit, or its name is not free.
     """
     state = _allowed(request)
-    adapters, manager = state.manager.adapters, state.manager
-    name = body.lora_name
-    _named("lora_name", lambda: adapters.check_free(name, replaces=body.load_inplace))
+    manager = state.manager
     base = manager.resolve(body.base_model_name or manager.model_ids[0])
-    find = partial(_folder, state.settings.adapter_folders, body.lora_path)
-    file = await prepared(request, lambda: _named("lora_path", lambda: AdapterFile(find(), name)))
+    file = await prepared(request, partial(_opened, body, state.settings.adapter_folders))
     engine = await engine_for(request, base)
-    _named("lora_path", lambda: engine.adapted(file))
-    # Another request may have loaded one meanwhile.
-    served = ServedAdapter(name, base, file)
-    _named("lora_name", lambda: adapters.add(served, replaces=body.load_inplace))
-    return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
+    with _field("lora_path"):
+        engine.adapted(file)
+    serve = manager.adapters.replace if body.load_inplace else manager.adapters.add
+    with _field("lora_name"):
+        serve(body.lora_name, base, file, source=body.lora_path)
+    text = f"Success: LoRA adapter '{body.lora_name}' added successfully."
+    return Response(text, media_type="text/plain")
 
 
 @router.post("/v1/unload_lora_adapter", response_class=Response, responses=TEXT_RESPONSES)
@@ -78,7 +76,7 @@ async def unload_adapter(body: UnloadRequest, request: Request) -> Response:
         Forbidden: the key is not one of an admin, or the operator does not allow it.
         ModelNotFound: there is no such adapter.
     """
-    if not _allowed(request).manager.adapters.remove(body.lora_name):
+    if _allowed(request).manager.adapters.remove(body.lora_name) is None:
         raise ModelNotFound(body.lora_name)
     text = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
     return Response(text, media_type="text/plain")
@@ -93,22 +91,15 @@ def _allowed(request: Request) -> ServerState:
     return state
 
 
-def _folder(allowed: Sequence[Path], path: str) -> Path:
-    """Return the folder of an adapter; a relative path begins at one of the allowed folders."""
-    try:
-        for each in allowed:
-            root = each.resolve()
-            if (folder := (root / path).resolve()).is_relative_to(root) and folder.is_dir():
-                return folder
-    except (OSError, ValueError) as error:
-        raise InvalidRequest("lora_path", f"it is no path: {error}") from None
-    where = f"a folder in one of {env_name('adapter_dirs')}"
-    raise InvalidRequest("lora_path", f"it must be {where}, links resolved")
+def _opened(body: LoadRequest, folders: Sequence[Path]) -> AdapterFile:
+    with _field("lora_path"):
+        return AdapterFile(resolve_adapter(body.lora_path, folders), body.lora_name)
 
 
-def _named(param: str, call: Callable[[], T]) -> T:
-    """Call a function; what is wrong with an adapter is the fault of a field."""
+@contextmanager
+def _field(param: str) -> Iterator[None]:
+    """Name the field that an adapter's fault is due to."""
     try:
-        return call()
+        yield
     except AdapterError as error:
         raise InvalidRequest(param, str(error)) from None
