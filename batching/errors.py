@@ -5,7 +5,9 @@ EngineError
 │   ├── EmptyPrompt
 │   ├── ContextLengthExceeded
 │   │   └── InputTooLong    one input of several
-│   └── InvalidRequest      a parameter that this model cannot serve
+│   ├── InvalidRequest      a parameter that this model cannot serve
+│   └── AdapterError         a LoRA adapter cannot be read, or does not fit the model
+│       └── AdapterChanged   its files are not what was loaded
 ├── RequestFailed           the step that served the request raised
 ├── DeadlineExceeded        the deadline of the request has passed
 ├── SlowReader              too much is unread, most of it by this request's caller
@@ -82,6 +84,17 @@ class InputTooLong(ContextLengthExceeded):
 class InvalidRequest(RequestError):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message, param)
+
+
+class AdapterError(RequestError):
+    """Its message is one line, for an operator at the start and for a client at run time."""
+
+
+class AdapterChanged(AdapterError):
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the files of the adapter {printable(path)} have changed since it was loaded; load it again"
+        )
 
 
 class RequestFailed(EngineError):
