@@ -102,7 +102,7 @@ TEXT_ONLY: Final = NoVision("takes text only")
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A loaded model.
+    """A loaded model; it and the same one with an adapter are equal, so that caches have them once.
 
     max_model_len: the most tokens of a request, prompt and output together.
     has_jinja_template: True if `get_chat_template` of the tokenizer returns a Jinja template; otherwise
@@ -116,7 +116,7 @@ class ModelInfo:
     base: the model that this is with an adapter; None if it is one by itself.
     """
 
-    model_id: str
+    model_id: str = field(compare=False)
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
     vocab_size: int
@@ -129,8 +129,8 @@ class ModelInfo:
     mode: str = "ragged"
     mode_reason: str = ""
     generates: bool = True
-    adapters: AdaptableLayers | NoAdapters = NO_ADAPTERS
-    base: "ModelInfo | None" = field(default=None, repr=False)
+    adapters: AdaptableLayers | NoAdapters = field(default=NO_ADAPTERS, compare=False)
+    base: "ModelInfo | None" = field(default=None, repr=False, compare=False)
     _derived: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
