@@ -60,7 +60,7 @@ def table(models: Sequence[Model], now: float) -> Iterator[str]:
         cells = zip(row, widths, strict=True)
         yield "  ".join(cell.ljust(width) for cell, width in cells).rstrip()
     for model in models:
-        if failure := failure_of(model):
+        if not model.get("parent") and (failure := failure_of(model)):
             yield f"{model['id']}: {' '.join(failure.split())}"
 
 

@@ -20,8 +20,8 @@ def served_models(settings: Settings, found: Mapping[str, str] | None = None) ->
         SettingsError: two models have the same name, or something is wrong with one of them.
     """
     if settings.allow_runtime_adapters and not settings.adapter_folders:
-        names = env_name("allow_runtime_adapters"), env_name("adapter_dirs")
-        raise SettingsError(f"{names[0]} needs {names[1]}, the folders in which adapters may be")
+        setting = env_name("allow_runtime_adapters")
+        raise SettingsError(f"{setting} needs {env_name('adapter_dirs')}, where adapters may be")
     models = [*_of_file(settings), *_of_variables(settings)]
     if settings.models_file is None or "model" in settings.model_fields_set:
         models.insert(0, _default(settings))
