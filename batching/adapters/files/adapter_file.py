@@ -12,11 +12,7 @@ from typing import Final
 import numpy as np
 
 from batching.adapters.adapter import Adapter
-from batching.adapters.files.adapter_config import (
-    CONFIG,
-    AdapterConfig,
-    parse_config,
-)
+from batching.adapters.files.adapter_config import CONFIG, AdapterConfig, parse_config
 from batching.adapters.files.kept_file import ContentsChanged, KeptFile
 from batching.adapters.files.matrices import LayerSizes, Matrices, check_places, matrices_of
 from batching.adapters.files.numbers import decode, scaled
@@ -27,8 +23,7 @@ from batching.model_files.safetensors_header import PlacedTensor, read_placed
 _MAX_CONFIG_BYTES: Final = 1 << 20
 # Names of a hundred characters for ten thousand layers need 5 MB.
 _MAX_HEADER_BYTES: Final = 8 << 20
-# Four times what rank 256 on all linear layers of a model of 70 billion weights takes; all of it is read when it is
-# opened.
+# Rank 256 on all linear layers of a model of 70 billion weights takes 13 GB; all of it is read when it is opened.
 _MAX_WEIGHTS_BYTES: Final = 16 << 30
 _OTHER_FORMATS: Final = ("adapter_model.bin", "adapter_model.pt", "adapters.npz")
 
@@ -44,7 +39,9 @@ class AdapterFile:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Open the adapter of a folder, and read all of it once.
+        """Open the adapter of a folder, and read all of it: that takes as long as its disk does.
+
+        name: what clients call it.
 
         Raises:
             AdapterError: it cannot be read, or is not served.
@@ -65,13 +62,22 @@ class AdapterFile:
             each.a.tensor.num_bytes + each.b.tensor.num_bytes for each in self._matrices.values()
         )
         rank = max(sizes.rank for sizes in self.layers.values())
-        self.adapter = Adapter(name, str(folder), self._digest(), rank)
+        self.adapter = Adapter(name, str(folder.absolute()), self._digest(), rank)
         with _lock:
             _open_files.add(self)
 
     @property
     def is_open(self) -> bool:
         return self._file.is_open
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether it is open, and has what it had when it was opened."""
+        try:
+            self._file.verify()
+        except (ContentsChanged, OSError):
+            return False
+        return True
 
     def close(self) -> None:
         self._file.close()
@@ -124,9 +130,10 @@ def opened(adapter: Adapter) -> AdapterFile:
         AdapterError: it cannot be read.
     """
     with _lock:
-        for file in _open_files:
-            if file.adapter == adapter and file.is_open:
-                return file
+        same = [file for file in _open_files if file.adapter == adapter]
+    for file in same:
+        if file.is_intact:
+            return file
     file = AdapterFile(Path(adapter.path), adapter.name)
     if file.adapter != adapter:
         file.close()

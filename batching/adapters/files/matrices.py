@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from batching.adapters.files.adapter_config import AdapterConfig
@@ -13,6 +12,8 @@ from batching.model_files.safetensors_header import PlacedTensor
 
 
 class LayerSizes(NamedTuple):
+    """The sizes of A, `[inputs, rank]`, and of B, `[rank, outputs]`."""
+
     inputs: int
     outputs: int
     rank: int
@@ -41,7 +42,8 @@ def check_places(placed: Sequence[PlacedTensor], size: int) -> None:
     Raises:
         ValueError: they do not; the text follows the file's name.
     """
-    for tensor, _ in placed:
+    end = None
+    for tensor, start in sorted(placed, key=lambda each: (each.start, each.tensor.num_bytes)):
         if tensor.type_name not in DTYPE_BYTES:
             kinds = ", ".join(DTYPE_BYTES)
             raise ValueError(f"has {tensor.name} in {tensor.type_name}; only {kinds} are read")
@@ -49,14 +51,11 @@ def check_places(placed: Sequence[PlacedTensor], size: int) -> None:
             raise ValueError(
                 f"has {tensor.name} in {tensor.num_bytes} bytes, which are not those of its shape"
             )
-    in_order = sorted(placed, key=lambda each: (each.start, each.tensor.num_bytes))
-    for before, after in pairwise(in_order):
-        if before.start + before.tensor.num_bytes != after.start:
-            raise ValueError(
-                f"has {before.tensor.name} and {after.tensor.name} not behind each other"
-            )
-    if (end := in_order[-1].start + in_order[-1].tensor.num_bytes) != size:
-        raise ValueError(f"has {size - end} bytes that belong to no tensor")
+        if end not in (None, start):
+            raise ValueError(f"has {tensor.name} not right behind the tensor before")
+        end = start + tensor.num_bytes
+    if end != size:
+        raise ValueError("has bytes behind its last tensor")
 
 
 def matrices_of(placed: Sequence[PlacedTensor], config: AdapterConfig) -> Mapping[str, Matrices]:
@@ -83,12 +82,14 @@ def _joined(path: str, layer: Mapping[str, PlacedTensor], config: AdapterConfig)
             raise ValueError(f"has {other.upper()} of {path} without {one.upper()}")
     a, b = layer["a"], layer["b"]
     for each in a, b:
-        if (dims := len(each.tensor.shape)) != 2:
-            raise ValueError(f"has {each.tensor.name} with {dims} dimensions; linear layers have 2")
+        if len(shape := each.tensor.shape) != 2:
+            raise ValueError(f"has {each.tensor.name} of shape {[*shape]}, which is no matrix")
     of_a, of_b = (each.tensor.shape[:: -1 if config.is_transposed else 1] for each in (a, b))
     if of_a[1] != of_b[0]:
         raise ValueError(f"has A of {path} with rank {of_a[1]}, and B with rank {of_b[0]}")
     sizes = LayerSizes(inputs=of_a[0], outputs=of_b[1], rank=of_a[1])
     if not all(sizes):
-        raise ValueError(f"has {path} with {min(sizes)} inputs, outputs or ranks")
+        raise ValueError(
+            f"has {path} with {sizes.inputs} inputs, {sizes.outputs} outputs and rank {sizes.rank}"
+        )
     return Matrices(a, b, sizes, config.scale(path, sizes.rank), config.is_transposed)
