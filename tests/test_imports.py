@@ -69,6 +69,7 @@ BACKEND_USERS: Final = {
     MAKE_MODEL,
     GPU_CHECK,
     EVAL,
+    "scripts.bench.adapters",
     "scripts.bench.encoders",
     "scripts.bench.images",
     "scripts.bench.kv_store",

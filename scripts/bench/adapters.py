@@ -1,0 +1,201 @@
+"""What LoRA adapters cost.
+
+`python -m scripts.bench.adapters rows [--model M] [--rank 8] [--layers 16]` decodes 16 streams at once: without
+adapters, with one, and with four; the runs alternate, and medians are compared.  Adapters are random, for all linear
+layers of the last `--layers` layers (0: of all), as mlx-lm makes them.
+
+`python -m scripts.bench.adapters slots [--adapters 100] [--slots 8]` sends requests whose adapters are drawn by Zipf's law,
+and then the same requests without adapters: hits, loads, and how long requests wait for their first token.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Final, NamedTuple
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from batching.adapters.adapter import AdaptableLayers
+from batching.adapters.files.adapter_file import AdapterFile
+from batching.backend.builder.engine import build_engine
+from batching.config import EngineConfig
+from batching.engine.async_engine import AsyncEngine
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.model_files.references import BUNDLED_MODEL
+
+_NUM_STREAMS: Final = 16
+_NUM_TOKENS: Final = 96
+_PROMPT_TOKENS: Final = 32
+_LAYER: Final = re.compile(r"layers\.(\d+)\.")
+
+
+class Served(NamedTuple):
+    """A request that has been served: seconds to its first token, and to its last."""
+
+    first: float
+    last: float
+
+
+def write_adapter(
+    folder: Path, layers: AdaptableLayers, rank: int, num_last: int, seed: int
+) -> None:
+    """Write a random adapter, as mlx-lm does; `num_last` 0 is one for all layers."""
+    rng = np.random.default_rng(seed)
+    count = 1 + max(_index(path) for path in layers.layers)
+    tensors: dict[str, np.ndarray] = {}
+    for path, (inputs, outputs, *_) in layers.layers.items():
+        if num_last and _index(path) < count - num_last:
+            continue
+        a = rng.standard_normal((inputs, rank)) * inputs**-0.5
+        b = rng.standard_normal((rank, outputs)) * 1e-3
+        tensors[f"{path}.lora_a"] = a.astype(np.float32)
+        tensors[f"{path}.lora_b"] = b.astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "adapters.safetensors")
+    parameters = {"rank": rank, "scale": 20.0, "dropout": 0.0}
+    config = {"fine_tune_type": "lora", "num_layers": num_last, "lora_parameters": parameters}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _index(path: str) -> int:
+    found = _LAYER.search(path)
+    return int(found[1]) if found else 0
+
+
+def adapters(
+    engine: AsyncEngine, folder: Path, count: int, rank: int, num_last: int
+) -> list[AdapterFile]:
+    layers = engine.model.adapters
+    if not isinstance(layers, AdaptableLayers):
+        sys.exit(f"the model {layers.reason}")
+    files = []
+    for seed in range(count):
+        write_adapter(folder / f"a{seed}", layers, rank, num_last, seed)
+        files.append(AdapterFile(folder / f"a{seed}", f"a{seed}"))
+    return files
+
+
+def specs(count: int, seed: int, num_tokens: int, vocab_size: int) -> list[SequenceSpec]:
+    """Return requests with random prompts, which end at their limit."""
+    prompts = np.random.default_rng(seed).integers(3, vocab_size, (count, _PROMPT_TOKENS))
+    return [SequenceSpec(prompt=tuple(map(int, each)), max_tokens=num_tokens) for each in prompts]
+
+
+async def serve(engine: AsyncEngine, spec: SequenceSpec) -> Served:
+    began, first = perf_counter(), 0.0
+    async for _ in await engine.submit([spec]):
+        first = first or perf_counter() - began
+    return Served(first, perf_counter() - began)
+
+
+async def measure_rows(engine: AsyncEngine, files: Sequence[AdapterFile], rounds: int) -> None:
+    """Print tokens per second without adapters, with one, and with all of them; in turns."""
+    kinds: dict[str, list[AdapterFile | None]] = {
+        "no adapter": [None],
+        "one adapter": [files[0]],
+        f"{len(files)} adapters": [*files],
+        f"{len(files)} adapters and none": [*files, None],
+    }
+    speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(rounds + 1):
+        for kind, used in kinds.items():
+            plain = specs(_NUM_STREAMS, number, _NUM_TOKENS, engine.model.vocab_size)
+            given = [
+                replace(spec, adapter=file and file.adapter)
+                for i, spec in enumerate(plain)
+                for file in [used[i % len(used)]]
+            ]
+            began = perf_counter()
+            await asyncio.gather(*(serve(engine, spec) for spec in given))
+            seconds = perf_counter() - began
+            if number:
+                speeds[kind].append(_NUM_STREAMS * _NUM_TOKENS / seconds)
+    alone = speeds["no adapter"]
+    for kind, values in speeds.items():
+        ratio = median(v / base for v, base in zip(values, alone, strict=True))
+        print(f"{kind}: {median(values):.0f} tokens/s, {ratio:.3f} of those without")
+
+
+async def measure_slots(engine: AsyncEngine, files: Sequence[AdapterFile], count: int) -> None:
+    """Print what becomes of requests for many adapters, of which a few are asked for most."""
+    rng = np.random.default_rng(0)
+    drawn = [files[(int(each) - 1) % len(files)] for each in rng.zipf(1.2, count)]
+    plain = specs(count, 1, 24, engine.model.vocab_size)
+    for title, given in (
+        ("without adapters", plain),
+        ("with", [replace(s, adapter=f.adapter) for s, f in zip(plain, drawn, strict=True)]),
+    ):
+        before, began = await engine.stats(), perf_counter()
+        # A few more clients than fit into the batch, each with a request after the other.
+        queue = iter(given)
+
+        async def client(queue: "iter[SequenceSpec]" = queue) -> list[Served]:
+            return [await serve(engine, spec) for spec in queue]
+
+        served = [
+            each for some in await asyncio.gather(*(client() for _ in range(12))) for each in some
+        ]
+        seconds, after = perf_counter() - began, await engine.stats()
+        hits = after.num_adapter_hits - before.num_adapter_hits
+        loads = after.num_adapter_loads - before.num_adapter_loads
+        p50, p99 = np.percentile([each.first for each in served], (50, 99))
+        found = f", hits {hits / (hits + loads):.2f}, {loads} loads" if loads else ""
+        print(
+            f"{title}: {len(served)} requests in {seconds:.1f} s, first token p50 {p50:.2f} s, "
+            f"p99 {p99:.2f} s{found}"
+        )
+
+
+async def run(args: argparse.Namespace) -> None:
+    config = EngineConfig(
+        model=args.model,
+        model_id="base",
+        max_num_seqs=_NUM_STREAMS if args.what == "rows" else 8,
+        max_adapters=args.slots,
+        max_adapter_rank=args.rank,
+        max_draft_tokens=0,
+    )
+    engine = AsyncEngine(lambda slices: build_engine(config, slices))
+    await asyncio.to_thread(engine.start)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            count = args.adapters if args.what == "slots" else 4
+            files = adapters(engine, Path(folder), count, args.rank, args.layers)
+            print(f"{files[0].num_bytes / 2**20:.1f} MiB an adapter")
+            if args.what == "rows":
+                await measure_rows(engine, files, args.rounds)
+            else:
+                await measure_slots(engine, files, args.requests)
+    finally:
+        await asyncio.to_thread(engine.stop, 60)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.adapters",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=("rows", "slots"))
+    parser.add_argument("--model", default=BUNDLED_MODEL)
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=16, help="the last ones; 0: all")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--adapters", type=int, default=100)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=600)
+    asyncio.run(run(parser.parse_args(argv)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
