@@ -215,7 +215,7 @@ async def test_metrics_have_the_adapters_by_name(tmp_path: Path) -> None:
         assert (await page(server))("mlx_server:adapters_loaded") == 0
         asking = asyncio.create_task(server.chat(model="cats"))
         await asyncio.to_thread(server.gate.reached.wait, 20)
-        late = asyncio.create_task(server.chat(model="dogs"))
+        late = [asyncio.create_task(server.chat(model=m)) for m in (MODEL_ID, "dogs")]
         while (in_use := await in_requests(server))["waiting_lora_adapters"] != "dogs":
             # A thread describes the models, so that the other request goes on meanwhile.
             await server.client.get("/v1/models")
@@ -226,8 +226,8 @@ async def test_metrics_have_the_adapters_by_name(tmp_path: Path) -> None:
             "waiting_lora_adapters": "dogs",
         }
         server.gate.open()
-        await asyncio.gather(asking, late)
-        for model in ("mice", "cats", MODEL_ID):
+        await asyncio.gather(asking, *late)
+        for model in ("mice", "cats"):
             await server.chat(model=model)
         found = await page(server)
     assert found("mlx_server:adapters_loaded") == 2
