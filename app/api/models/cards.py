@@ -1,5 +1,6 @@
 """Describes the models: what they can do, and where each is between the disk and the device."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from time import time
 
@@ -44,9 +45,7 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
         architecture=None if vision is None else modalities(vision),
         max_images=service.settings.max_images if isinstance(vision, VisionModel) else None,
         batching=None if info is None else Batching(mode=info.mode, reason=info.mode_reason),
-        memory=None
-        if use is None
-        else Memory(weights=use.weights, kv_cache=use.kv_cache, states=use.states),
+        memory=None if use is None else Memory(**asdict(use)),
         kv_store_bytes=None if store is None else store.num_bytes,
         in_flight=status.num_requests + status.num_waiting,
         pinned=status.model.is_pinned,

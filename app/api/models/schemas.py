@@ -47,6 +47,7 @@ class Memory(BaseModel):
     weights: int
     kv_cache: int
     states: int
+    adapters: int = 0
 
 
 class ModelCard(BaseModel):

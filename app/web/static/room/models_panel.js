@@ -10,6 +10,7 @@ const PARTS = [
   ["weights", "prefill", "weights"],
   ["kv_cache", "decode", "KV cache"],
   ["states", "waiting", "states"],
+  ["adapters", "preempted", "adapters"],
 ];
 
 export class ModelsPanel {
