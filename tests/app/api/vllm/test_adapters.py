@@ -1,6 +1,7 @@
 """Adapters that are loaded and unloaded while the server runs."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from batching import ModelState
+from batching import AdapterFile, ModelState
 from tests.support.served_adapters import LAYERS, SayingAdapters, write_adapter
 from tests.support.speaker import MODEL_ID, Served, served
 
@@ -184,8 +185,17 @@ async def test_loads_and_unloads_beside_requests_change_no_answer(tmp_path: Path
             )
             assert answer.status_code in ((200,) if is_load else (200, 404))
 
-        acts = [(ask, change)[random.random() < 0.4](random.choice(names)) for _ in range(120)]
-        await asyncio.gather(*acts)
+        for _ in range(10):
+            acts = [(ask, change)[random.random() < 0.4](random.choice(names)) for _ in range(100)]
+            await asyncio.gather(*acts)
         stats = await server.engine.stats()
         assert (stats.num_running, stats.num_waiting) == (0, 0)
-        assert not server.engine.adapters_in_use.running
+        for name in names:
+            await unload(server, name)
+        gc.collect()
+        assert [path for path in open_paths() if path.startswith(str(tmp_path))] == []
+
+
+def open_paths() -> list[str]:
+    files = (each for each in gc.get_objects() if isinstance(each, AdapterFile))
+    return [file.adapter.path for file in files if file.is_open]
