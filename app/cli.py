@@ -28,13 +28,17 @@ from app.settings.settings import served_name
 from app.settings.storage import open_storage, temporary_storage
 from app.storage.storage import Storage
 from batching import (
+    AdapterError,
+    AdapterFile,
     Build,
     ModelLoadError,
     ModelTooLarge,
     PoolTooLarge,
     SchedulerManager,
+    ServedModel,
     UnsupportedKVDType,
     memory_need,
+    resolve_adapter,
     this_machine,
 )
 
@@ -73,6 +77,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         BindError,
         ModelLoadError,
         ModelTooLarge,
+        AdapterError,
         TracingUnavailable,
         BatchFailed,
         _CannotStart,
@@ -148,8 +153,20 @@ def make_manager(settings: Settings, build: Build | None = None) -> SchedulerMan
     Raises:
         SettingsError: something is wrong with the settings of a model.
         ModelTooLarge: the pinned models do not fit.
+        AdapterError: an adapter cannot be read.
     """
     models = served_models(settings, _found_models(settings))
+    manager = _manager(settings, models, build)
+    for model in models:
+        for name, reference in model.adapters.items():
+            file = AdapterFile(resolve_adapter(reference), name)
+            manager.adapters.add(name, model.model_id, file, source=reference)
+    return manager
+
+
+def _manager(
+    settings: Settings, models: Sequence[ServedModel], build: Build | None
+) -> SchedulerManager:
     limit = settings.max_memory_gib
     if len(models) == 1 and limit is None:
         # Its load says whether it fits.
@@ -188,7 +205,11 @@ def _found_models(settings: Settings) -> dict[str, str]:
 
 
 def _load(manager: SchedulerManager) -> list[str]:
-    """Load the models that are to be loaded at the start; return what is to say of them."""
+    """Load the models that are to be loaded at the start; return what is to say of them.
+
+    Raises:
+        AdapterError: an adapter does not fit one of them.
+    """
     try:
         SANDBOX.warm_up()
     except OSError as error:
@@ -198,7 +219,10 @@ def _load(manager: SchedulerManager) -> list[str]:
     for model in manager.models:
         if model.loads_at_start:
             print_stderr(f"loading {model.model_id} ...")
-            lines += manager.get(model.model_id).startup_lines
+            engine = manager.get(model.model_id)
+            for adapter in manager.adapters.of(model.model_id):
+                engine.adapted(adapter.file)
+            lines += engine.startup_lines
     return lines
 
 

@@ -17,6 +17,7 @@ FILES: Final = ("in", "out")
 # The headings above groups of settings, by the first one of each.
 HEADINGS: Final = {
     "model": "Model",
+    "adapters": "Adapters",
     "enable_batching": "Batching and the KV cache",
     "dtype": "Device and precision",
     "host": "Address",

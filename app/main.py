@@ -31,7 +31,7 @@ from app.api.openai.responses.stored import router as stored_responses
 from app.api.ops import docs, events, health, metrics as metrics_endpoint
 from app.api.scoring import router as scoring
 from app.api.systemone import router as systemone
-from app.api.vllm import server_info, tokenize
+from app.api.vllm import adapters, server_info, tokenize
 from app.batches.batch_run import BatchServices
 from app.batches.lines import LineRules
 from app.batches.pacing import Pacer
@@ -91,6 +91,7 @@ _ENDPOINTS: Final[Sequence[ModuleType]] = (
     decisions,
     systemone,
     tokenize,
+    adapters,
     models,
     management,
     health,

@@ -4,6 +4,9 @@
 MLX are the concern of `batching.backend`, which is imported only when the first model is loaded.
 """
 
+from batching.adapters.files.adapter_file import AdapterFile
+from batching.adapters.files.references import resolve_adapter
+from batching.adapters.files.registry import ServedAdapter
 from batching.block_store.inventory import (
     CacheInUse,
     CheckedFile,
@@ -31,8 +34,10 @@ from batching.constraints.thinking import ThinkingBudget, ThinkingLimit
 from batching.engine.async_engine import AsyncEngine
 from batching.engine.memory_use import MemoryUse
 from batching.engine.request_checks import check_generates, check_input, check_token_ids
+from batching.engine.stream_router import NOT_IN_USE, AdaptersInUse
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
+    AdapterError,
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineClosed,
@@ -115,12 +120,16 @@ __all__ = [
     "BUNDLED_MODEL",
     "HOW_TO_BUNDLE",
     "HOW_TO_SEE",
+    "NOT_IN_USE",
     "NOT_RETAINED",
     "NOT_STORED",
     "NO_DEFAULTS",
     "PINNED",
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
+    "AdapterError",
+    "AdapterFile",
+    "AdaptersInUse",
     "AllowedTokens",
     "AsyncEngine",
     "BackendReport",
@@ -190,6 +199,7 @@ __all__ = [
     "SchedulerStats",
     "SequenceSpec",
     "SequenceStats",
+    "ServedAdapter",
     "ServedModel",
     "SlowReader",
     "StepRecord",
@@ -235,6 +245,7 @@ __all__ = [
     "read_config",
     "regex_grammar",
     "report_backend",
+    "resolve_adapter",
     "served_as",
     "stored_bytes",
     "stored_caches",

@@ -102,7 +102,7 @@ TEXT_ONLY: Final = NoVision("takes text only")
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A loaded model.
+    """A loaded model; it and the same one with an adapter are equal, so that caches have them once.
 
     max_model_len: the most tokens of a request, prompt and output together.
     has_jinja_template: True if `get_chat_template` of the tokenizer returns a Jinja template; otherwise
@@ -113,9 +113,10 @@ class ModelInfo:
         self-check, and why it is not all of it; empty if it is.
     generates: False for an encoder, which writes no text.
     adapters: the layers to which adapters can add something, or why there are none.
+    base: the model that this is with an adapter; None if it is one by itself.
     """
 
-    model_id: str
+    model_id: str = field(compare=False)
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
     vocab_size: int
@@ -128,7 +129,8 @@ class ModelInfo:
     mode: str = "ragged"
     mode_reason: str = ""
     generates: bool = True
-    adapters: AdaptableLayers | NoAdapters = NO_ADAPTERS
+    adapters: AdaptableLayers | NoAdapters = field(default=NO_ADAPTERS, compare=False)
+    base: "ModelInfo | None" = field(default=None, repr=False, compare=False)
     _derived: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -136,8 +138,14 @@ class ModelInfo:
     def derived(self, derive: Callable[["ModelInfo"], T]) -> T:
         """Return what a function derives from the model: it is called once, and the model keeps the result.
 
-        A model that is made of this one, by `replace`, derives it again.
+        A model that is made of this one, by `replace`, derives it again; one with an adapter has its base's.
         """
+        if self.base is not None:
+            return self.base.derived(derive)
         if derive not in self._derived:
             self._derived[derive] = derive(self)
         return cast(T, self._derived[derive])
+
+    def adapted(self, name: str) -> "ModelInfo":
+        """Return the model with an adapter, by the name of that."""
+        return replace(self, model_id=name, base=self)

@@ -3,12 +3,14 @@
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from time import monotonic
 from typing import Final
 
+from batching.adapters.files.registry import AdapterRegistry, ServedAdapter
 from batching.config import EngineConfig
 from batching.engine.async_engine import AsyncEngine
 from batching.engine.jobs import Load
@@ -16,6 +18,7 @@ from batching.engine.load_slices import LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
 from batching.errors import (
+    AdapterError,
     EngineError,
     EngineStopped,
     ModelLoadError,
@@ -46,6 +49,7 @@ class SchedulerManager:
 
     is_closed: no more models are loaded.
     listeners: they are told of every change of a model's state, and of the end.
+    adapters: those that requests can name.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class SchedulerManager:
         served = [m if isinstance(m, ServedModel) else ServedModel(config=m) for m in models]
         self._models = {model.model_id: model for model in served}
         self._names = {alias: m.model_id for m in served for alias in (*m.aliases, m.model_id)}
+        self.adapters = AdapterRegistry(self._names.__contains__)
         self._build = build or _backend()
         self._clock = clock
         self._thread = MLXThread(clock)
@@ -106,14 +111,24 @@ class SchedulerManager:
         return tuple(self._models.values())
 
     def resolve(self, name: str) -> str:
-        """Return the id of the model with this id or alias.
+        """Return the id of the model with this id or alias, or with an adapter that this names.
 
         Raises:
             ModelNotFound: no such model is served here.
         """
-        if (model_id := self._names.get(name)) is None:
-            raise ModelNotFound(name, get_close_matches(name, self._names, n=2))
-        return model_id
+        if (model_id := self._names.get(name)) is not None:
+            return model_id
+        if (adapter := self.adapter(name)) is not None:
+            return adapter.base
+        adapters = [each.name for base in self._models for each in self.adapters.of(base)]
+        raise ModelNotFound(name, get_close_matches(name, [*self._names, *adapters], n=2))
+
+    def adapter(self, name: str) -> ServedAdapter | None:
+        """Return the adapter that a request names, as `name` or `base:name`; None if it names a model, or nothing."""
+        if name in self._names:
+            return None
+        base, colon, own_name = name.rpartition(":")
+        return self.adapters.find(f"{self._names.get(base, base)}{colon}{own_name}")
 
     def is_measured(self, name: str) -> bool:
         """Return whether it is known what a model needs, so that `request` reads no files.
@@ -176,8 +191,10 @@ class SchedulerManager:
             request.close()
 
     def loaded(self, name: str) -> AsyncEngine | None:
-        """Return the engine of a model if it is loaded."""
-        return self._engines.get(self._names.get(name, name))
+        """Return the engine of a model, or of an adapter's model, if it is loaded."""
+        with suppress(ModelNotFound):
+            return self._engines.get(self.resolve(name))
+        return None
 
     @property
     def engines(self) -> tuple[AsyncEngine, ...]:
@@ -302,9 +319,20 @@ class SchedulerManager:
                 reason = ModelLoadError(f"cannot load {model_id}: {what}")
                 self._residency.failed(model_id, reason, now)
             else:
+                self._check_adapters(model_id, engine)
                 self._engines[model_id] = engine
                 self._residency.loaded(model_id, engine.memory.total, now)
             self._advance()
+
+    def _check_adapters(self, model_id: str, engine: AsyncEngine) -> None:
+        """Warn of adapters that do not fit; of those of a model that is loaded at the start the start says so."""
+        if self._models[model_id].loads_at_start:
+            return
+        for adapter in self.adapters.of(model_id):
+            try:
+                engine.adapted(adapter.file)
+            except AdapterError as error:
+                logger.warning("%s", error)
 
     def _has_ended(self, model_id: str) -> None:
         with self._lock:

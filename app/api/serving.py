@@ -26,6 +26,7 @@ from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
 from app.settings import env_name
 from batching import (
+    AdapterError,
     AsyncEngine,
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -61,7 +62,7 @@ async def engine_for(
 ) -> AsyncEngine:
     """Return the engine of a model, that of the default model for None; wait until it is loaded.
 
-    It stays loaded until the request ends.
+    It stays loaded until the request ends.  An adapter is a model, too: its engine is that of its base, adapted.
 
     is_streamed: the response is a stream of this form, which begins with comments if the load takes long.
     keep_alive: see `Residency.ask`.
@@ -71,15 +72,19 @@ async def engine_for(
         ModelTooLarge: there is never room for it.
         ModelLoadError: the model cannot be found or read.
         ModelNotReady: the wait has taken too long.
+        InvalidRequest: it is an adapter that does not fit its model.
     """
     state = server_state(request)
     manager = state.manager
     name = manager.model_ids[0] if model_id is None else model_id
-    await measured(request, name)
+    # What it is called may be another one when the model is loaded, or none.
+    adapter = manager.adapter(name)
+    base = manager.resolve(name) if adapter is None else adapter.base
+    await measured(request, base)
     ticket: AdmissionTicket | None = request.scope["state"].get(_TICKET)
     priority = Priority.NORMAL if ticket is None else ticket.priority
     lease = manager.request(
-        name,
+        base,
         state.admission.clock() + priority / state.settings.aging_rate,
         is_best_effort=ticket is not None and ticket.is_best_effort,
         keep_alive=keep_alive,
@@ -88,7 +93,11 @@ async def engine_for(
     if not lease.future.done():
         with _waiting_for(request, name):
             await _until_loaded(request, lease, form if is_streamed else None)
-    return lease.future.result().engine
+    engine = lease.future.result().engine
+    try:
+        return engine if adapter is None else engine.adapted(adapter.file)
+    except AdapterError as error:
+        raise InvalidRequest("model", str(error)) from None
 
 
 async def measured(request: Request, name: str) -> None:

@@ -60,7 +60,7 @@ def table(models: Sequence[Model], now: float) -> Iterator[str]:
         cells = zip(row, widths, strict=True)
         yield "  ".join(cell.ljust(width) for cell, width in cells).rstrip()
     for model in models:
-        if failure := failure_of(model):
+        if not model.get("parent") and (failure := failure_of(model)):
             yield f"{model['id']}: {' '.join(failure.split())}"
 
 
@@ -74,6 +74,9 @@ def _nothing(num_models: int) -> str:
 
 
 def _row(model: Model, now: float) -> tuple[str, ...]:
+    if model.get("parent"):
+        # It has nothing of its own that counts here.
+        return (f"  {model['id']}", *(_UNKNOWN for _ in _HEADINGS[1:]))
     context, in_flight = model.get("max_model_len"), model.get("in_flight")
     stored = model.get("kv_store_bytes")
     return (

@@ -49,6 +49,7 @@ def _request(request: RequestSnapshot) -> dict[str, Any]:
         "num_preemptions": request.num_preemptions,
         "num_choices": request.num_choices,
         "blocks": _flat(request.runs),
+        "adapter": request.adapter,
     }
 
 

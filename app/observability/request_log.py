@@ -24,6 +24,8 @@ def log_request(record: RequestRecord) -> None:
         "preemptions": record.num_preemptions,
         "reason": record.outcome,
     }
+    if adapter := next((s.adapter for s in record.sequences if s.adapter is not None), None):
+        fields["adapter"] = adapter
     logger.info("%s", logfmt(fields), extra={"fields": fields})
 
 

@@ -24,17 +24,21 @@ def engine_config(
     settings: Settings,
     own: Mapping[str, Any] | None = None,
     sampling: SamplingDefaults = NO_DEFAULTS,
+    *,
+    has_adapters: bool = False,
 ) -> EngineConfig:
     """Return the configuration of an engine.
 
     own: what is set for this model only, by the names of fields.
     sampling: the defaults that the operator has set for this model.
+    has_adapters: the file of models names adapters for it.
 
     Raises:
         SettingsError: a template cannot be read or compiled.
     """
     if own is not None:
-        settings = settings.model_copy(update=own)
+        settings = settings.model_copy(update={"adapters": "", **own})
+    has_adapters |= settings.allow_runtime_adapters or bool(settings.adapters)
     size = None if settings.num_blocks == "auto" else settings.num_blocks
     is_set = "num_blocks" in settings.model_fields_set
     named = RERANK_TEMPLATES.get(settings.rerank_template or "")
@@ -42,6 +46,7 @@ def engine_config(
         "model_id": settings.served_model_id,
         "sampling_defaults": sampling,
         "max_num_seqs": settings.max_num_seqs if settings.enable_batching else 1,
+        "max_adapters": settings.max_adapters if has_adapters else 0,
         "num_blocks": size if is_set else None,
         "max_blocks": size,
         "max_urgent_wait_ms": None

@@ -62,6 +62,32 @@ class EngineSettings(BaseSettings):
         allow_inf_nan=False,
         description="Seconds that a request waits for its model to be loaded; then it gets a 503.",
     )
+    adapters: str = Field(
+        default="",
+        description="LoRA adapters of `MLX_SERVER_MODEL`, as `name=folder or hub id`, separated by commas; "
+        "docs/adapters.md describes them. Those of other models are in `MLX_SERVER_MODELS_FILE`.",
+    )
+    max_adapters: int = Field(
+        default=8,
+        ge=1,
+        description="Most adapters of a model in the device's memory at once; requests for others wait until one is "
+        "in no use. Any number can be served.",
+    )
+    max_adapter_rank: int = Field(
+        default=32,
+        ge=1,
+        le=512,
+        description="Largest rank of an adapter, for which room is kept.",
+    )
+    allow_runtime_adapters: bool = Field(
+        default=False,
+        description="Let admins load and unload adapters: `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`.",
+    )
+    adapter_dirs: str = Field(
+        default="",
+        description="Folders, separated by commas, in which admins may load adapters; needed for "
+        "`MLX_SERVER_ALLOW_RUNTIME_ADAPTERS`.",
+    )
     enable_batching: bool = Field(
         default=True,
         description="Serve many requests at once; `false` serves one at a time through the same code.",

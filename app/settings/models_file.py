@@ -22,7 +22,7 @@ _OF_THE_SERVER: Final = frozenset(
         *("enable_batching", "allow_request_chat_template", "aging_rate", "device", "native"),
         *("cpu_threads", "weights_cache_dir", "weights_cache_gib", "mlx_cache_mib"),
         *("wired_limit_mib", "gpu_kernels", "kv_cache_dir", "kv_cache_gib"),
-        "kv_cache_max_write_gib_per_day",
+        *("kv_cache_max_write_gib_per_day", "adapters", "allow_runtime_adapters", "adapter_dirs"),
     }
 )
 
@@ -50,6 +50,7 @@ class ModelEntry(BaseModel):
     load_at_start: bool = False
     idle_unload: Annotated[float, Field(gt=0)] | None = None
     sampling: Sampling = Sampling()
+    adapters: dict[str, Annotated[str, Field(min_length=1)]] = {}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -327,6 +327,10 @@ class Settings(EngineSettings):
         return _split(self.media_domains)
 
     @property
+    def adapter_folders(self) -> list[Path]:
+        return [Path(folder).expanduser() for folder in _split(self.adapter_dirs)]
+
+    @property
     def allowed_host_names(self) -> list[str]:
         return _split(self.allowed_hosts)
 

@@ -5,11 +5,16 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Final, TypeVar
+from weakref import WeakSet
 
+from batching.adapters.adapter import NoAdapters
+from batching.adapters.files.adapter_file import AdapterFile
+from batching.adapters.files.fitting import fit
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.grammar import GrammarCompiler
 from batching.engine.jobs import Load
@@ -19,9 +24,15 @@ from batching.engine.memory_use import MemoryUse
 from batching.engine.mlx_thread import MLXThread
 from batching.engine.request_checks import check_request
 from batching.engine.served_engine import ServedEngine
-from batching.engine.stream_router import StreamRouter
+from batching.engine.stream_router import AdaptersInUse, StreamRouter
 from batching.engine.token_stream import Backlog, TokenStream
-from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
+from batching.errors import (
+    AdapterError,
+    DeadlineExceeded,
+    EngineError,
+    EngineStalled,
+    EngineStopped,
+)
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo
 from batching.request import BatchRequest
@@ -49,12 +60,14 @@ class AsyncEngine:
     EngineClosed after `stop()`.
 
     model, grammars, startup_lines, memory: available once the model is loaded.
+    adapter: what is added to the model for all that is submitted; see `adapted`.
     """
 
     model: ModelInfo
     grammars: GrammarCompiler
     startup_lines: tuple[str, ...]
     memory: MemoryUse
+    adapter: AdapterFile | None = None
 
     def __init__(
         self,
@@ -80,6 +93,8 @@ class AsyncEngine:
         self._thread = MLXThread(clock) if thread is None else thread
         self._load = Load(build, self._router)
         self._served: ServedEngine | None = None
+        # Those that are known to fit.
+        self._fitting = WeakSet[AdapterFile]()
 
     def begin(self) -> Load:
         """Queue the load of the model; `finish()` is to be called when it has ended.
@@ -183,6 +198,29 @@ class AsyncEngine:
             return f"{num_failed} steps failed since a completion was finished"
         return None
 
+    def adapted(self, adapter: AdapterFile) -> "AsyncEngine":
+        """Return this engine with an adapter, as a model of its own, with the name of that.
+
+        Who has it, or a stream of it, holds the adapter's file.
+
+        Raises:
+            AdapterError: the adapter does not fit the model.
+        """
+        if adapter not in self._fitting:
+            layers = self.model.adapters
+            if isinstance(layers, NoAdapters):
+                raise AdapterError(f"the model '{self.model.model_id}' {layers.reason}")
+            fit(adapter, layers)
+            self._fitting.add(adapter)
+        engine = copy(self)
+        engine.model, engine.adapter = self.model.adapted(adapter.adapter.name), adapter
+        return engine
+
+    @property
+    def adapters_in_use(self) -> AdaptersInUse:
+        """The adapters of requests that run, and of requests that wait."""
+        return self._router.adapters()
+
     def check(self, specs: Sequence[SequenceSpec]) -> None:
         """Check that the model can serve these specs; `submit` relies on it.
 
@@ -211,6 +249,8 @@ class AsyncEngine:
         for spec in specs:
             if spec.max_tokens is None:
                 spec = replace(spec, max_tokens=self.model.max_model_len - len(spec.prompt))
+            if self.adapter is not None:
+                spec = replace(spec, adapter=self.adapter.adapter)
             arrival_time = self._clock()
             request = BatchRequest(next(self._request_ids), spec, arrival_time=arrival_time)
             fork_ids = itertools.islice(self._request_ids, spec.num_choices - 1)
@@ -298,4 +338,5 @@ def _sequence_stats(request: BatchRequest) -> SequenceStats:
         num_choices=request.spec.num_choices,
         priority=request.priority,
         arrival_time=request.arrival_time,
+        adapter=None if request.spec.adapter is None else request.spec.adapter.name,
     )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from batching.engine.token_stream import TokenStream
 from batching.errors import EngineError
@@ -15,6 +15,16 @@ from batching.steps.token_output import FinishReason, TokenOutput
 
 # Also where a layer above ends it, as at a stop string.
 _COMPLETE: Final = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class AdaptersInUse(NamedTuple):
+    """The names of the adapters of requests that run, and of requests that wait."""
+
+    running: frozenset[str]
+    waiting: frozenset[str]
+
+
+NOT_IN_USE: Final = AdaptersInUse(frozenset(), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,14 @@ class StreamRouter:
             num_prefilling=min(stats.num_prefilling, num_running),
             num_awaiting_prefix=min(stats.num_awaiting_prefix, num_waiting),
         )
+
+    def adapters(self) -> AdaptersInUse:
+        """Return the adapters of the open requests; those run of which an output has come."""
+        running, waiting = set[str](), set[str]()
+        for handle in self._handles.values():
+            if (name := handle.sequence.adapter) is not None:
+                (waiting if handle.sequence.scheduled_time is None else running).add(name)
+        return AdaptersInUse(frozenset(running), frozenset(waiting))
 
     def deliver_stats(self, stats: SchedulerStats) -> None:
         self.latest_stats = stats

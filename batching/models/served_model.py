@@ -1,6 +1,7 @@
 """A model that clients can name, and how it is kept."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from batching.config import EngineConfig
 
@@ -13,6 +14,7 @@ class ServedModel:
     is_pinned: it is never unloaded to make room, or for being idle.
     loads_at_start: it is loaded before the server takes requests.
     idle_unload: seconds without a request after which it is unloaded; None is never.
+    adapters: folders or hub ids of the adapters that are served from the start, by their names.
     """
 
     config: EngineConfig
@@ -20,6 +22,7 @@ class ServedModel:
     is_pinned: bool = False
     loads_at_start: bool = False
     idle_unload: float | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def model_id(self) -> str:

@@ -22,6 +22,7 @@ class RequestSnapshot(NamedTuple):
     effective_priority: see `PriorityQueueWithAging`; the smallest is served first.
     num_choices: the request itself and the choices that wait for its prefill.
     runs: the runs of its KV blocks, which other requests may share.
+    adapter: the name of its adapter; None if it has none.
     """
 
     request_id: int
@@ -37,6 +38,7 @@ class RequestSnapshot(NamedTuple):
     num_preemptions: int
     num_choices: int
     runs: tuple[Run, ...]
+    adapter: str | None = None
 
 
 class EngineSnapshot(NamedTuple):
@@ -108,4 +110,5 @@ def _described(request: BatchRequest, now: float, effective_priority: float) -> 
         request.num_preemptions,
         1 + len(request.forks),
         tuple(request.block_table.runs),
+        None if request.spec.adapter is None else request.spec.adapter.name,
     )

@@ -45,6 +45,7 @@ class SequenceStats:
     first_token_time, last_token_time: when the steps ended that sampled these tokens, or that made the
         vector of a request with pooling.
     finish_reason: None until it has ended.
+    adapter: the name of its adapter; None if it has none.
     """
 
     num_prompt_tokens: int
@@ -60,6 +61,7 @@ class SequenceStats:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
+    adapter: str | None = None
 
     def record(self, output: TokenOutput, now: float) -> float | None:
         """Record the output of a step that ended at `now`; return the seconds since the previous tokens.

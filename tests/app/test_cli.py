@@ -12,9 +12,10 @@ from huggingface_hub import constants
 
 from app.cli import _load, main, make_manager
 from app.settings import Settings, SettingsError
-from batching import ModelTooLarge, SchedulerManager
+from batching import AdapterError, AdapterFile, ModelTooLarge, SchedulerManager
+from tests.support.served_adapters import LAYERS, write_adapter
 from tests.support.small_model import small_model
-from tests.support.speaker import speaking_manager
+from tests.support.speaker import MODEL_ID, speaking_manager
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -44,7 +45,7 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
     headings = re.findall(r"^(\w.*):$", out, re.MULTILINE)
     assert headings[:2] == ["options", "Model"]
     # Each stands above a setting.
-    assert len(headings) == 12
+    assert len(headings) == 13
     assert len(re.findall(r"^  --", out, re.MULTILINE)) == len(Settings.model_fields) + 1
 
 
@@ -166,4 +167,56 @@ def test_only_what_is_to_be_loaded_at_the_start_is(capsys: pytest.CaptureFixture
     assert _load(manager) == ["a speaker"]
     assert [engine.model.model_id for engine in manager.engines] == ["a"]
     assert capsys.readouterr().err == "loading a ...\n"
+    manager.close()
+
+
+def test_adapters_of_the_settings_are_opened_and_those_of_the_file_of_models(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders = [write_adapter(tmp_path / name) for name in "ab"]
+    file = tmp_path / "models.toml"
+    file.write_text(
+        f"[models.other]\nmodel = 'x.gguf'\n[models.other.adapters]\nb = '{folders[1]}'\n"
+    )
+    fields = {"model": "m.gguf", "models_file": file, "adapters": f"a={folders[0]}"}
+    manager = models_of(monkeypatch, tmp_path, **fields)
+    a, b = (manager.adapter(name) for name in "ab")
+    assert a is not None and b is not None
+    assert (a.base, b.base) == ("m", "other")
+    assert manager.resolve("other:b") == manager.resolve("b") == "other"
+    assert [model.config.max_adapters for model in manager.models] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("adapters", "line"),
+    [
+        ("a={here}/none", "there is no folder {here}/none"),
+        ("a={here}", "adapter_config.json"),
+        ("a:b={here}/a", "'a:b' cannot be the name of an adapter"),
+        ("smollm2-135m-instruct={here}/a", "two models or adapters are named"),
+        ("a={here}/a,a={here}/a", "--adapters: two adapters are named 'a'"),
+        ("{here}/a", "--adapters: '{here}/a' lacks a name or a folder"),
+    ],
+)
+def test_an_adapter_that_cannot_be_served_ends_the_start_with_one_line(
+    adapters: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_adapter(tmp_path / "a")
+    assert main([f"--adapters={adapters.format(here=tmp_path)}", "--device=cpu"]) == 2
+    (found,) = capsys.readouterr().err.splitlines()
+    assert line.format(here=tmp_path) in found
+
+
+def test_an_adapter_that_does_not_fit_the_model_of_the_start_ends_it(tmp_path: Path) -> None:
+    manager = speaking_manager(adapters=LAYERS)
+    for name, inputs in (("fits", 8), ("wide", 9)):
+        file = AdapterFile(write_adapter(tmp_path / name, inputs=inputs), name)
+        manager.adapters.add(name, MODEL_ID, file, source="")
+    with pytest.raises(AdapterError, match="the adapter wide does not fit the model"):
+        _load(manager)
     manager.close()

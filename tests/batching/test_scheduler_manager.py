@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -26,6 +27,7 @@ from batching.scheduler_manager import SchedulerManager
 from batching.steps.observer import Observers
 from tests.support.fakes import ByteTokenizer, FakeClock, expected_output, loaded_engine
 from tests.support.requests import specs
+from tests.support.served_adapters import open_adapter
 
 CONFIGS: Final = [EngineConfig(model=name, model_id=name) for name in ("first", "second")]
 LIMITS: Final = SchedulerConfig(
@@ -376,4 +378,16 @@ def test_a_model_of_which_nothing_is_known_is_measured_again_and_by_its_load() -
     assert manager.is_measured("first")
     manager.measure("first")
     assert asked == ["first"] * 3
+    manager.close()
+
+
+def test_an_adapter_that_does_not_fit_is_told_at_the_load_of_its_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager, _ = manager_of(*(ServedModel(config=config) for config in CONFIGS))
+    for base in ("first", "second"):
+        file = open_adapter(tmp_path, f"{base}-cats")
+        manager.adapters.add(f"{base}-cats", base, file, source="")
+    assert manager.get("first-cats") is manager.loaded("first:first-cats")
+    assert caplog.messages == ["the model 'first' is served without adapters"]
     manager.close()

@@ -70,6 +70,8 @@ OPERATIONS: Final = [
     "POST /v1/rerank",
     "POST /v2/rerank",
     "POST /rerank",
+    "POST /v1/load_lora_adapter",
+    "POST /v1/unload_lora_adapter",
     "POST /v1/score",
     "POST /score",
     "POST /v1/decisions",

@@ -30,6 +30,7 @@ from batching import (
     ServedModel,
     VisionModel,
 )
+from batching.adapters.adapter import NO_ADAPTERS, AdaptableLayers, NoAdapters
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
@@ -157,6 +158,7 @@ def speaking_manager(
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS,
     reranker: Reranker | None = None,
     vision: VisionModel | NoVision = TEXT_ONLY,
+    adapters: AdaptableLayers | NoAdapters = NO_ADAPTERS,
     may_load: threading.Event | None = None,
     **options: Any,
 ) -> SchedulerManager:
@@ -183,10 +185,15 @@ def speaking_manager(
             embeddings=embeddings,
             reranker=reranker,
             vision=vision,
+            adapters=adapters,
         )
         return LoadedEngine(engine, model, ("a speaker",))
 
-    configs = [EngineConfig(model="speaker", model_id=m, num_blocks=num_blocks) for m in model_ids]
+    max_adapters = 2 if isinstance(adapters, AdaptableLayers) else 0
+    configs = [
+        EngineConfig(model="speaker", model_id=m, num_blocks=num_blocks, max_adapters=max_adapters)
+        for m in model_ids
+    ]
     models = [ServedModel(config=config, loads_at_start=config is configs[0]) for config in configs]
     return SchedulerManager(models, build, **options)
 
@@ -268,6 +275,7 @@ async def served(
     reranker: Reranker | None = None,
     vision: VisionModel | NoVision = TEXT_ONLY,
     storage: Storage | None = None,
+    adapters: AdaptableLayers | NoAdapters = NO_ADAPTERS,
     may_load: threading.Event | None = None,
     capacity: int | None = None,
     need: Callable[[EngineConfig], MemoryNeed] = lambda _: MemoryNeed(),
@@ -285,6 +293,7 @@ async def served(
         embeddings=embeddings,
         reranker=reranker,
         vision=vision,
+        adapters=adapters,
         may_load=may_load,
         capacity=capacity,
         need=need,

@@ -1,5 +1,6 @@
 """Describes the models: what they can do, and where each is between the disk and the device."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from time import time
 
@@ -14,6 +15,7 @@ from batching import (
     ModelState,
     ModelStatus,
     NoVision,
+    ServedAdapter,
     VisionModel,
     vision_on_disk,
 )
@@ -43,13 +45,26 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
         architecture=None if vision is None else modalities(vision),
         max_images=service.settings.max_images if isinstance(vision, VisionModel) else None,
         batching=None if info is None else Batching(mode=info.mode, reason=info.mode_reason),
-        memory=None
-        if use is None
-        else Memory(weights=use.weights, kv_cache=use.kv_cache, states=use.states),
+        memory=None if use is None else Memory(**asdict(use)),
         kv_store_bytes=None if store is None else store.num_bytes,
         in_flight=status.num_requests + status.num_waiting,
         pinned=status.model.is_pinned,
         expires_at=None if expires is None else int(time() + expires),
+    )
+
+
+def adapter_card(base: ModelCard, adapter: ServedAdapter, *, is_admin: bool) -> ModelCard:
+    """Describe an adapter: what it has not by itself is its base's."""
+    return base.model_copy(
+        update={
+            "id": adapter.name,
+            "root": adapter.source if is_admin else adapter.name,
+            "parent": base.id,
+            "display_name": adapter.name,
+            "aliases": [f"{base.id}:{adapter.name}"],
+            "memory": None,
+            "kv_store_bytes": None,
+        }
     )
 
 

@@ -1,10 +1,10 @@
 """`GET /v1/models` and `GET /v1/models/{id}`, as OpenAI and Anthropic have them, with llama.cpp's `status`."""
 
-from functools import partial
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Request
 
-from app.api.models.cards import card
+from app.api.models.cards import adapter_card, card
 from app.api.models.schemas import AnthropicModel, AnthropicModelList, ModelCard, ModelList
 from app.api.schemas.errors import ERROR_RESPONSES
 from app.api.serving import client_of, prepared
@@ -19,7 +19,7 @@ router = APIRouter(responses=ERROR_RESPONSES)
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request) -> AnthropicModelList | ModelList:
-    """List what can be named in `model`, the default first; nothing is loaded for it.
+    """List what can be named in `model`, the default first, adapters after their base; nothing is loaded for it.
 
     With the header `anthropic-version`, models are Anthropic's objects.
     """
@@ -35,14 +35,23 @@ async def list_models(request: Request) -> AnthropicModelList | ModelList:
 @router.head("/v1/models/{model_id:path}", include_in_schema=False)
 @router.get("/v1/models/{model_id:path}")
 async def get_model(model_id: str, request: Request) -> AnthropicModel | ModelCard:
-    """Describe one model, by its id or an alias."""
-    found = server_state(request).manager.resolve(model_id)
+    """Describe one model, by its id or an alias, or an adapter."""
+    manager = server_state(request).manager
+    adapter = manager.adapter(model_id)
+    found = manager.resolve(model_id) if adapter is None else adapter.name
     card = next(each for each in await _cards(request) if each.id == found)
     return AnthropicModel.of(card) if is_anthropic(request.scope) else card
 
 
 async def _cards(request: Request) -> list[ModelCard]:
     service, is_admin = server_state(request), client_of(request).is_admin
-    statuses = service.manager.statuses()
-    describe = partial(card, service, is_admin=is_admin)
-    return await prepared(request, lambda: [describe(status) for status in statuses])
+    manager = service.manager
+    statuses = [(status, manager.adapters.of(status.model_id)) for status in manager.statuses()]
+
+    def describe() -> Iterator[ModelCard]:
+        for status, adapters in statuses:
+            base = card(service, status, is_admin=is_admin)
+            yield base
+            yield from (adapter_card(base, each, is_admin=is_admin) for each in adapters)
+
+    return await prepared(request, lambda: [*describe()])

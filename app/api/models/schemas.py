@@ -47,13 +47,17 @@ class Memory(BaseModel):
     weights: int
     kv_cache: int
     states: int
+    adapters: int = 0
 
 
 class ModelCard(BaseModel):
     """OpenAI's fields, two of vLLM's, Anthropic's, and those of this server.
 
-    `root` is what was loaded.  What is known only of a loaded model is null otherwise.
+    `root` is what was loaded.  What is known only of a loaded model is null otherwise.  What an adapter has not by
+    itself is its base's.
 
+    root: of an adapter, for admins, its folder or hub id.
+    parent: the model to which an adapter is added; null if it is none.
     architecture: of a model that is not loaded, what its files say, if they are on this machine.
     max_images: of one request; null if it takes none.
     capabilities: `completion`, `tools`, `thinking`, `vision`, `embedding`, `rerank`, as Ollama names them.
@@ -67,6 +71,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "mlx-batch-server"
     root: str
+    parent: str | None = None
     max_model_len: int | None
     type: Literal["model"] = "model"
     display_name: str

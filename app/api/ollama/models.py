@@ -18,7 +18,15 @@ from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text
 from app.api.serving import prepared
 from app.server_state import ServerState, server_state
-from batching import ModelDescription, ModelInfo, ModelLoadError, ModelStatus, describe, local_path
+from batching import (
+    ModelDescription,
+    ModelInfo,
+    ModelLoadError,
+    ModelStatus,
+    ServedAdapter,
+    describe,
+    local_path,
+)
 
 router = new_router()
 
@@ -40,7 +48,7 @@ class Details(BaseModel):
 
 
 class Listed(BaseModel):
-    """`digest` is of the name: contents are not hashed."""
+    """`digest` is of the name: contents are not hashed, but for adapters."""
 
     name: str
     model: str
@@ -94,10 +102,14 @@ async def version() -> Version:
 
 @router.get("/api/tags")
 async def tags(request: Request) -> Tags:
-    """List the models that can be named."""
-    state = server_state(request)
-    statuses = state.manager.statuses()
-    return await prepared(request, lambda: Tags(models=[Listed(**_listed(s)) for s in statuses]))
+    """List the models that can be named, adapters after their base."""
+    manager = server_state(request).manager
+    found = [
+        (s, each) for s in manager.statuses() for each in (None, *manager.adapters.of(s.model_id))
+    ]
+    return await prepared(
+        request, lambda: Tags(models=[Listed(**_listed(*each)) for each in found])
+    )
 
 
 @router.get("/api/ps")
@@ -115,11 +127,12 @@ async def show(body: ShowRequest, request: Request) -> Shown:
         ModelNotFound: there is no such model.
     """
     state = server_state(request)
-    model_id = state.manager.resolve(known_name(state.manager, body.model or body.name))
+    name = known_name(state.manager, body.model or body.name)
+    adapter, model_id = state.manager.adapter(name), state.manager.resolve(name)
     status = next(s for s in state.manager.statuses() if s.model_id == model_id)
     engine = state.manager.loaded(model_id)
     return await prepared(
-        request, partial(_shown, status, None if engine is None else engine.model)
+        request, partial(_shown, status, adapter, None if engine is None else engine.model)
     )
 
 
@@ -144,21 +157,22 @@ def _processes(state: ServerState) -> Processes:
     return Processes(models=found)
 
 
-def _listed(status: ModelStatus) -> dict[str, Any]:
+def _listed(status: ModelStatus, adapter: ServedAdapter | None = None) -> dict[str, Any]:
     described, modified = _described(status)
+    name = status.model_id if adapter is None else adapter.name
     return {
-        "name": status.model_id,
-        "model": status.model_id,
+        "name": name,
+        "model": name,
         "modified_at": modified,
         "size": described.size,
-        "digest": sha256(status.model_id.encode()).hexdigest(),
-        "details": _details(described),
+        "digest": sha256(name.encode()).hexdigest() if adapter is None else adapter.adapter.digest,
+        "details": _details(described, adapter),
     }
 
 
-def _shown(status: ModelStatus, info: ModelInfo | None) -> Shown:
+def _shown(status: ModelStatus, adapter: ServedAdapter | None, info: ModelInfo | None) -> Shown:
     described, modified = _described(status)
-    details = _details(described)
+    details = _details(described, adapter)
     context = described.context if info is None else info.max_model_len
     known: Mapping[str, Any] = {
         "general.architecture": details.family,
@@ -201,9 +215,10 @@ def _read(path: Path, _time: float) -> ModelDescription:
     return describe(path)
 
 
-def _details(described: ModelDescription) -> Details:
+def _details(described: ModelDescription, adapter: ServedAdapter | None) -> Details:
     family = described.text_type or described.model_type or "unknown"
     return Details(
+        parent_model="" if adapter is None else adapter.base,
         format="gguf" if described.is_gguf else "safetensors",
         family=family,
         families=[family],

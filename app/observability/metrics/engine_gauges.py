@@ -7,12 +7,22 @@ from functools import cache
 from importlib.metadata import version
 from itertools import repeat
 from resource import RUSAGE_SELF, getrusage
+from time import time
 from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from batching import MemoryUse, ModelState, ModelStatus, SchedulerStats, StoreUse
+from app.observability.metrics.adapters import MAX_NAMES
+from batching import (
+    NOT_IN_USE,
+    AdaptersInUse,
+    MemoryUse,
+    ModelState,
+    ModelStatus,
+    SchedulerStats,
+    StoreUse,
+)
 
 _VERSIONS: Final = ("mlx", "mlx-lm")
 # The unit in which getrusage reports memory, in bytes.
@@ -208,6 +218,29 @@ _STORE_COUNTERS: Final = (
 )
 
 
+# Only of models that are served with adapters.
+_ADAPTER_GAUGES: Final = (
+    Reading(
+        "mlx_server:adapters_loaded",
+        "Adapters in the device's memory.",
+        lambda s: s.num_adapters_loaded,
+    ),
+)
+
+_ADAPTER_COUNTERS: Final = (
+    Reading(
+        "mlx_server:adapter_hits",
+        "Requests whose adapter was in the device's memory when they were admitted.",
+        lambda s: s.num_adapter_hits,
+    ),
+    Reading(
+        "mlx_server:adapter_loads",
+        "Adapters that were put there.",
+        lambda s: s.num_adapter_loads,
+    ),
+)
+
+
 def _store(stats: SchedulerStats) -> StoreUse:
     return stats.store or StoreUse()
 
@@ -217,6 +250,7 @@ class EngineState:
     """The last known state of an engine; `cache_config` is empty until it is known.
 
     status: of its model; None until it is known.
+    adapters: of the requests that run, and of those that wait.
     """
 
     status: ModelStatus | None = None
@@ -224,10 +258,16 @@ class EngineState:
     is_healthy: bool = True
     seconds_since_step: float = 0.0
     cache_config: Mapping[str, object] = field(default_factory=dict)
+    adapters: AdaptersInUse = NOT_IN_USE
+
+    @property
+    def max_adapters(self) -> int:
+        return 0 if self.status is None else self.status.model.config.max_adapters
 
     def forget_engine(self) -> None:
         """Forget what was known of an engine that is unloaded."""
         self.stats, self.is_healthy, self.seconds_since_step = _NO_STATS, True, 0.0
+        self.adapters = NOT_IN_USE
 
     def set_cache_config(
         self, *, block_size: int, num_blocks: int, enable_prefix_cache: bool
@@ -260,6 +300,9 @@ class EngineGauges(Collector):
         if stored := {m: s for m, s in stats.items() if s.store is not None}:
             yield from _readings(_STORE_GAUGES, _STORE_COUNTERS, stored)
             yield _store_skips({model: _store(s).skipped for model, s in stored.items()})
+        if adapted := {m: s for m, s in states.items() if s.max_adapters}:
+            yield from _readings(_ADAPTER_GAUGES, _ADAPTER_COUNTERS, {m: stats[m] for m in adapted})
+            yield _adapters_in_use(adapted)
         yield self._waiting_by_reason()
         if configs := {model: s.cache_config for model, s in states.items() if s.cache_config}:
             yield _info("vllm:cache_config_info", "The KV cache.", configs)
@@ -293,6 +336,19 @@ class EngineGauges(Collector):
             gauge.add_metric([model, "capacity"], state.stats.num_waiting - num_deferred)
             gauge.add_metric([model, "deferred"], num_deferred)
         return gauge
+
+
+def _adapters_in_use(states: Mapping[str, EngineState]) -> GaugeMetricFamily:
+    """Return which adapters requests use, as vLLM does: in labels, with the time as the value."""
+    info = GaugeMetricFamily(
+        "vllm:lora_requests_info",
+        "Adapters of the requests that have tokens or are read, and of those that wait; the value is the time.",
+        labels=["model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+    )
+    for model, state in states.items():
+        names = [",".join(sorted(each)[:MAX_NAMES]) for each in state.adapters]
+        info.add_metric([model, str(state.max_adapters), *names], time())
+    return info
 
 
 def _store_skips(skipped: Mapping[str, Mapping[str, int]]) -> CounterMetricFamily:

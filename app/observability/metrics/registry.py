@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.exposition import choose_encoder
 
 from app.observability.metrics import buckets
+from app.observability.metrics.adapters import AdapterMetrics
 from app.observability.metrics.engine_gauges import EngineGauges, EngineState
 from app.observability.metrics.requests import RequestMetrics
 from app.observability.metrics.series import Families, Series
@@ -27,6 +28,7 @@ class EngineMetrics:
     def __init__(self, series: Series, state: EngineState) -> None:
         self.state = state
         self._requests = RequestMetrics(series)
+        self._adapters = AdapterMetrics(series)
         self._steps = StepMetrics(series)
 
     def observe_step(self, step: StepRecord) -> None:
@@ -42,9 +44,11 @@ class EngineMetrics:
         The cost of a preemption is part of that gap, or of the time to the first token.
         """
         self._requests.observe_tokens(tokens)
+        self._adapters.observe_tokens(tokens)
 
     def observe_end(self, sequence: SequenceStats) -> None:
         self._requests.observe_end(sequence)
+        self._adapters.observe_end(sequence)
 
 
 class Metrics:

@@ -19,8 +19,8 @@ class LabelledCounter:
         for word in words:
             counter.labels(model_name, word)
 
-    def count(self, word: str) -> None:
-        self._counter.labels(self._model_name, word).inc()
+    def count(self, word: str, number: float = 1) -> None:
+        self._counter.labels(self._model_name, word).inc(number)
 
 
 class Families:

@@ -29,7 +29,7 @@ def check_template(template: str) -> None:
 def with_template(model: ModelInfo, template: str) -> ModelInfo:
     """Return a model that renders conversations by another template; the rest is unchanged."""
     templated = cast(Tokenizer, _Templated(model.tokenizer, template))
-    return replace(model, tokenizer=templated, has_jinja_template=False)
+    return replace(model, tokenizer=templated, has_jinja_template=False, base=None)
 
 
 class _Templated:

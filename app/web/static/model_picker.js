@@ -42,11 +42,11 @@ export class ModelPicker {
   }
 
   #announce() {
-    const news = models().filter((card) => this.#words.has(card.id) && this.#words.get(card.id) !== wordOf(card));
+    const news = models().filter((card) => !card.parent && this.#words.has(card.id) && this.#words.get(card.id) !== wordOf(card));
     if (news.length) setText($("model-news"), news.map((card) => `${card.id}: ${wordOf(card)}.`).join(" "));
     this.#words = new Map(models().map((card) => [card.id, wordOf(card)]));
   }
 }
 
 const lineOf = (card) =>
-  [card.id, stateText(card), card.memory && gib(bytesOf(card)), ...factsOf(card)].filter(Boolean).join(" · ");
+  card.parent ? `${card.parent} : ${card.id}` : [card.id, stateText(card), card.memory && gib(bytesOf(card)), ...factsOf(card)].filter(Boolean).join(" · ");

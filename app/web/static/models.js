@@ -56,7 +56,7 @@ function take({ model, ...status }) {
   if (isStale || wordOf(card) !== wordOf({ status })) refreshModels().catch(() => {});
   isStale = false;
   if (!card) return;
-  card.status = status;
+  for (const each of cards) if (each === card || each.parent === model) each.status = status;
   tell();
 }
 
@@ -89,7 +89,7 @@ export function factsOf({ capabilities, pinned, expires_at: expires }) {
   ].filter(Boolean);
 }
 
-export const bytesOf = ({ memory }) => (memory ? memory.weights + memory.kv_cache + memory.states : 0);
+export const bytesOf = ({ memory }) => Object.values(memory ?? {}).reduce((a, b) => a + b, 0);
 
 /** Bytes in GiB. */
 export function gib(bytes) {

@@ -177,7 +177,7 @@ async def test_an_operator_loads_and_unloads_models_by_name() -> None:
         assert [card["status"]["value"] for card in listed] == ["unloaded", "loaded"]
         assert listed[1]["capabilities"] == ["completion"]
         assert listed[1]["batching"] == {"mode": "ragged", "reason": ""}
-        assert listed[1]["memory"] == {"weights": 0, "kv_cache": 0, "states": 0}
+        assert listed[1]["memory"] == {"weights": 0, "kv_cache": 0, "states": 0, "adapters": 0}
         assert (await server.client.get("/v1/models/b")).json() == listed[1]
         assert (await server.post("/models/unload", {"model": "b"})).json() == {"success": True}
         assert server.manager.engines == ()

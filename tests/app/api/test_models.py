@@ -34,6 +34,7 @@ async def test_the_models_are_listed() -> None:
         "object": "model",
         "owned_by": "mlx-batch-server",
         "root": MODEL_ID,
+        "parent": None,
         "max_model_len": None,
         "type": "model",
         "display_name": MODEL_ID,

@@ -24,6 +24,7 @@ LOADED: dict[str, Any] = {
     "expires_at": NOW + 240,
 }
 LOADING = {"id": "gemma", "status": {"value": "loading", "progress": 0.42}, "memory": None}
+ADAPTER = {"id": "cat", "parent": "bad", "status": {"value": "unloaded", "failed": True}}
 FAILED = {
     "id": "bad",
     "status": {"value": "unloaded", "failed": True, "reason": "no weights:\nx.gguf"},
@@ -48,11 +49,12 @@ def shown(
 def test_models_in_memory_are_listed(
     server: TalkingServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shown(server, capsys, [LOADED, LOADING, FAILED, UNLOADED, OLD]) == [
+    assert shown(server, capsys, [LOADED, LOADING, FAILED, ADAPTER, UNLOADED, OLD]) == [
         "NAME   STATE         MEMORY   CONTEXT  REQUESTS  UNTIL",
         "qwen   loaded        2.5 GiB  40960    3         in 4 min",
         "gemma  loading 42 %  -        -        -         -",
         "bad    failed        -        -        -         -",
+        "  cat  -             -        -        -         -",
         "toy    -             -        8192     -         -",
         "bad: no weights: x.gguf",
     ]

@@ -136,7 +136,7 @@ def test_without_batching_no_model_has_it(tmp_path: Path) -> None:
         ("[models]\na = 3\n", "line 1: models.a: Input should be a valid dictionary"),
         (
             "[models.a]\nmodel = 'm'\n[models.b]\nmodel = 'm'\naliases = ['a']\n",
-            "two models are named 'a'",
+            "two models or adapters are named 'a'",
         ),
         (
             "[models.a]\nmodel = 'm'\nchat_template = '/no/such/file'\n",
@@ -171,5 +171,48 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listed", ["a=/m/x.gguf,a=/m/y.gguf", "x=1,smollm2-135m-instruct"])
 def test_two_models_of_one_name_are_an_error(listed: str) -> None:
-    with pytest.raises(SettingsError, match="two models are named"):
+    with pytest.raises(SettingsError, match="two models or adapters are named"):
         models(models=listed)
+
+
+def test_adapters_are_those_of_the_default_model_or_of_a_table_of_the_file(tmp_path: Path) -> None:
+    (model,) = models(adapters=" cats = /adapters/cats , dogs=org/dogs,")
+    assert model.adapters == {"cats": "/adapters/cats", "dogs": "org/dogs"}
+    assert model.config.max_adapters == 8
+    text = FILE + "max_adapters = 3\nmax_adapter_rank = 64\nadapters = { mice = '~/mice' }\n"
+    qwen, _, lazy = of_file(tmp_path, text)
+    assert (qwen.adapters, qwen.config.max_adapters) == ({}, 0)
+    assert (lazy.adapters, lazy.config.max_adapters) == ({"mice": "~/mice"}, 3)
+    assert lazy.config.max_adapter_rank == 64
+    first, *_, lazy = of_file(tmp_path, text, model="m.gguf", adapters="cats=a")
+    assert (first.adapters, [*lazy.adapters]) == ({"cats": "a"}, ["mice"])
+
+
+def test_any_model_may_get_adapters_where_they_are_loaded_at_run_time() -> None:
+    served = models(models="a=a.gguf", allow_runtime_adapters=True, adapter_dirs="/adapters")
+    assert [model.config.max_adapters for model in served] == [8, 8]
+    with pytest.raises(SettingsError, match="RUNTIME_ADAPTERS needs MLX_SERVER_ADAPTER_DIRS"):
+        models(allow_runtime_adapters=True, adapter_dirs=" , ")
+
+
+@pytest.mark.parametrize("listed", ["cats", "=a", "cats="])
+def test_an_adapter_without_a_name_or_a_folder_is_an_error(listed: str) -> None:
+    with pytest.raises(SettingsError, match=f"MLX_SERVER_ADAPTERS: '{listed}' lacks a name"):
+        models(adapters=listed)
+
+
+def test_an_adapter_has_a_name_that_no_model_has(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="two models or adapters are named 'a'"):
+        models(models="a=a.gguf", adapters="a=/adapters/a")
+    settings = Settings(_env_file=None, model="m.gguf", adapters="a=/adapters/a")
+    assert [m.model_id for m in served_models(settings, {"a": "/m/a.gguf"})] == ["m"]
+
+
+def test_adapters_belong_to_a_model_that_is_set(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="MLX_SERVER_ADAPTERS are those of MLX_SERVER_MODEL"):
+        of_file(tmp_path, FILE, adapters="cats=a")
+    text = "[models.a]\nmodel = 'm'\nallow_runtime_adapters = true\n"
+    with pytest.raises(SettingsError, match="it is one for all models: MLX_SERVER_ALLOW_RUNTIME"):
+        of_file(tmp_path, text)
+    with pytest.raises(SettingsError, match=r"line 3: models\.a\.adapters\.x: .*at least 1"):
+        of_file(tmp_path, "[models.a]\nmodel = 'm'\nadapters.x = ''\n")

@@ -112,6 +112,8 @@ OF_THE_SERVER: Final = {
     "idle_unload",
     "min_resident",
     "load_timeout",
+    "max_adapters",
+    "adapter_dirs",
 }
 
 
@@ -180,6 +182,8 @@ def test_a_setting_arrives_with_its_value_where_there_is_a_field_of_its_name(
         ("model_id", {"model_id": "mine"}),
         ("enable_batching", {"max_num_seqs": 1}),
         ("num_blocks", {"num_blocks": 64, "max_blocks": 64}),
+        ("adapters", {"max_adapters": 8}),
+        ("allow_runtime_adapters", {"max_adapters": 8}),
     ],
 )
 def test_a_setting_that_has_another_name_there_arrives(

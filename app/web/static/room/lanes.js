@@ -78,6 +78,7 @@ function progressOf(request) {
     request.num_cached_tokens ? `${request.num_cached_tokens} cached` : "",
     request.num_output_tokens ? `output ${request.num_output_tokens}` : "",
     request.num_preemptions ? `preempted ${request.num_preemptions}×` : "",
+    request.adapter ?? "",
     request.num_choices > 1 ? `${request.num_choices} choices` : "",
   ];
   return parts.filter(Boolean).join(" · ");

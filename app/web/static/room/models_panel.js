@@ -10,6 +10,7 @@ const PARTS = [
   ["weights", "prefill", "weights"],
   ["kv_cache", "decode", "KV cache"],
   ["states", "waiting", "states"],
+  ["adapters", "preempted", "adapters"],
 ];
 
 export class ModelsPanel {
@@ -41,7 +42,7 @@ export class ModelsPanel {
   }
 
   show() {
-    const cards = models().filter(wordOf);
+    const cards = models().filter((card) => wordOf(card) && !card.parent);
     const sizes = cards.map(bytesOf);
     const most = Math.max(...sizes, 1);
     $("models-section").hidden = !cards.length;
