@@ -55,6 +55,7 @@ from batching.errors import (
     SlowReader,
     UnsupportedKVDType,
 )
+from batching.export import export_gguf
 from batching.fit.estimate import MemoryEstimate, estimate
 from batching.fit.weights import Compute
 from batching.host.backend_report import BackendReport
@@ -229,6 +230,7 @@ __all__ = [
     "delete_cache",
     "describe",
     "estimate",
+    "export_gguf",
     "gbnf_grammar",
     "hub_files",
     "is_hub_id",

@@ -63,6 +63,7 @@ EVAL: Final = "scripts.eval"
 BACKEND_USERS: Final = {
     "batching.scheduler_manager",
     "batching.machine",
+    "batching.export",
     BENCHMARK,
     MICROBENCH,
     KERNELS,

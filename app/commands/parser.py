@@ -37,7 +37,7 @@ MODULES: Final[Mapping[str, str]] = {
 # As the modules have them, so that the help need not import these.
 SUMMARIES: Final[Mapping[str, str]] = {
     **_OF_THE_SERVER,
-    "models": "list, show, check, pull and remove models",
+    "models": "list, show, check, pull, export and remove models",
     "cache": "list, delete and check the keys and values that are kept on disk",
     "ps": "list the models that the server runs, with their memory and context",
     "warm": "put the prompts of a file into the prefix cache of the running server",

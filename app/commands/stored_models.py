@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from app.commands import export
 from app.commands.confirmation import confirm
 from app.commands.errors import CommandError
 from app.commands.output import add_json, print_json, size_text, table
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from app.store.facts import Facts, Fit
     from batching import MemoryEstimate
 
-SUMMARY: Final = "list, show, check, pull and remove models"
+SUMMARY: Final = "list, show, check, pull, export and remove models"
 
 _BAD: Final = 1
 _HEAD: Final = ("NAME", "SIZE", "TYPE", "QUANTIZATION", "IMAGES", "NEEDS", "FITS", "MODIFIED")
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("show", "show what is known of a model on this machine", "NAME")
     add("check", "compute what a model needs, also of the hub; status 1 if it does not fit", "NAME")
     add("pull", "download a model of the hub, or what is missing of it, and check it", "REPO")
+    export.add_arguments(
+        add("export", "write a GGUF file's model as mlx_lm reads it, such as to train", "NAME")
+    )
     removed = add("rm", "delete a model from the hub's cache", "REPO")
     removed.add_argument("--yes", action="store_true", help="do not ask")
 
@@ -299,5 +303,6 @@ _ACTIONS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "show": _show,
     "check": _check,
     "pull": _pull,
+    "export": export.run,
     "rm": _remove,
 }

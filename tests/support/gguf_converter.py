@@ -16,6 +16,7 @@ import numpy as np
 from batching.backend.yarn import leave_untruncated
 from tests.support.arrays import parameters
 from tests.support.gguf_architectures import Array, Config, Tiny
+from tests.support.gguf_models import BPE
 
 Quantize = Callable[[str, Array], gguf.GGMLQuantizationType]
 
@@ -79,7 +80,7 @@ def write_model(
 ) -> Path:
     """Write a model with names, values and tensors as llama.cpp's converter does."""
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[tiny.arch])
-    writer.add_tokenizer_model("none")
+    _add_tokenizer(writer)
     writer.add_vocab_size(config["vocab_size"])
     for method, value in (SETTINGS | tiny.settings).items():
         add = getattr(writer, f"add_{method}")
@@ -103,6 +104,16 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    values: dict[str, Any] = {key.removeprefix("tokenizer.ggml."): BPE[key] for key in BPE}
+    writer.add_tokenizer_model(values["model"])
+    writer.add_tokenizer_pre(values["pre"])
+    writer.add_token_list(values["tokens"])
+    writer.add_token_types(values["token_type"])
+    writer.add_token_merges(values["merges"])
+    writer.add_eos_token_id(values["eos_token_id"])
 
 
 def tensor_name(names: gguf.TensorNameMap, tensor: str) -> str:

@@ -47,7 +47,7 @@ def _common_values(architecture: Architecture, metadata: ModelMetadata) -> Confi
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": metadata.integer("context_length"),
         "rope_theta": metadata.number("rope.freq_base", 10000.0),
-        "rope_traditional": architecture.is_rope_traditional,
+        "rope_traditional": False,
         "rope_scaling": _rope_scaling(architecture, metadata),
         "partial_rotary_factor": metadata.rotated_share,
         "original_max_position_embeddings": metadata.integer(

@@ -1,10 +1,9 @@
 """Models from GGUF files.
 
 The file's tensors get mlx-lm's names, its metadata becomes mlx-lm's config, and mlx-lm's own
-model runs them.  Two things of llama differ from a Hugging Face checkpoint:
-
-- the rows of q and k are permuted, which is what `rope_traditional` undoes;
-- llama 3's rope scaling is a tensor of factors, `rope_freqs.weight`, in place of parameters.
+model runs them.  Weights are as in a Hugging Face checkpoint, the rows of q and k too, so that
+adapters of that fit.  One thing of llama differs: llama 3's rope scaling is a tensor of factors,
+`rope_freqs.weight`, in place of parameters.
 """
 
 import importlib

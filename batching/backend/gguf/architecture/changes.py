@@ -124,7 +124,7 @@ _GEMMA_NORMS: Final = (
     "output_norm",
 )
 OF_GEMMA: Final[Changes] = dict.fromkeys(_GEMMA_NORMS, _less_one)
-OF_GRANITE: Final[Changes] = {
+OF_ROTATED_PAIRS: Final[Changes] = {
     "attn_q": _apart("num_attention_heads"),
     "attn_k": _apart("num_key_value_heads"),
 }

@@ -28,7 +28,6 @@ class Architecture:
     values: Values = field(default_factory=dict)
     changes: Changes = field(default_factory=dict)
     rope_scalings: frozenset[str] = frozenset({"linear", "yarn"})
-    is_rope_traditional: bool = False
     rotates_a_part: bool = False
     prefix: str = ""
     half: mx.Dtype = mx.float16
@@ -44,7 +43,7 @@ _EXACT_DELTA_NET: Final = frozenset({"linear_attn.A_log"})
 _TRAINED_IN_BFLOAT16: Final = mx.bfloat16
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "llama": Architecture("llama", names.ATTENTION | names.MLP, is_rope_traditional=True),
+    "llama": Architecture("llama", names.ATTENTION | names.MLP, changes=changes.OF_ROTATED_PAIRS),
     "qwen2": Architecture("qwen2", names.ATTENTION | names.MLP),
     "qwen3": Architecture("qwen3", names.ATTENTION | names.MLP),
     "qwen3moe": Architecture("qwen3_moe", names.ATTENTION | names.MLP | names.EXPERTS, values.MOE),
@@ -112,7 +111,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         rotates_a_part=True,
     ),
     "granite": Architecture(
-        "granite", names.ATTENTION | names.MLP, values.GRANITE, changes.OF_GRANITE
+        "granite", names.ATTENTION | names.MLP, values.GRANITE, changes.OF_ROTATED_PAIRS
     ),
     "glm4": Architecture(
         "glm4",
