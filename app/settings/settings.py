@@ -328,7 +328,7 @@ class Settings(EngineSettings):
 
     @property
     def adapter_folders(self) -> list[Path]:
-        return [Path(folder).expanduser() for folder in _split(self.adapter_dirs)]
+        return [*map(Path, _split(self.adapter_dirs))]
 
     @property
     def allowed_host_names(self) -> list[str]:
