@@ -176,13 +176,14 @@ def test_adapters_of_the_settings_are_opened_and_those_of_the_file_of_models(
     folders = [write_adapter(tmp_path / name) for name in "ab"]
     file = tmp_path / "models.toml"
     file.write_text(
-        f"[models.other]\nmodel = 'x.gguf'\n[models.other.adapters]\nb = '{folders[1]}'\n"
+        f"[models.other]\nmodel = 'x.gguf'\naliases = ['too']\n[models.other.adapters]\nb = '{folders[1]}'\n"
     )
     fields = {"model": "m.gguf", "models_file": file, "adapters": f"a={folders[0]}"}
     manager = models_of(monkeypatch, tmp_path, **fields)
     a, b = (manager.adapter(name) for name in "ab")
     assert a is not None and b is not None
     assert (a.base, b.base) == ("m", "other")
+    assert manager.adapter("too:b") is b and manager.adapter("m:b") is None
     assert manager.resolve("other:b") == manager.resolve("b") == "other"
     assert [model.config.max_adapters for model in manager.models] == [8, 8]
 
