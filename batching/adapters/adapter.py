@@ -27,16 +27,10 @@ class Adapter:
 
 
 class AdaptableLayer(NamedTuple):
-    """A linear layer, by its sizes.
-
-    paired_heads: the base has the outputs of so many heads in llama.cpp's order, in which the two numbers of a
-        rotated pair are neighbours; adapters have the first numbers of all pairs of a head before the second ones.
-        0: the order is the adapters'.
-    """
+    """A linear layer, by its sizes."""
 
     inputs: int
     outputs: int
-    paired_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

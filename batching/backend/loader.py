@@ -6,9 +6,9 @@ id of a repository on the Hugging Face hub.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -87,7 +87,6 @@ class LoadedModel:
     description: what its files say about embeddings and reranking.
     max_model_len: the declared context in tokens; None if the model declares none.
     storage: how weights are kept that are not kept as stored, for the start-up banner.
-    paired_heads: the heads of layers whose rows are in llama.cpp's order, by their paths; see `GgufOutline`.
     read: for a model that was loaded for the kernels: reads the arrays of the module at a path, or with
         an empty path all arrays that are left.
     """
@@ -102,7 +101,6 @@ class LoadedModel:
     sampling_defaults: SamplingDefaults
     description: Description = NO_DESCRIPTION
     storage: str = ""
-    paired_heads: Mapping[str, int] = field(default_factory=dict)
     read: Callable[[str], None] = _is_read
 
     @property
@@ -225,13 +223,7 @@ def _load_file(
         outline.read_all(slices)
         evaluate(outline.model, slices)
     loaded = _loaded(outline.model, tokenizer, outline.config, path, gguf_defaults(header))
-    return replace(
-        loaded,
-        storage=storage,
-        paired_heads=outline.paired_heads,
-        read=outline.read,
-        description=describe_file(header),
-    )
+    return replace(loaded, storage=storage, read=outline.read, description=describe_file(header))
 
 
 def _load_directory(

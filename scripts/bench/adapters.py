@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -97,6 +97,10 @@ async def serve(engine: AsyncEngine, spec: SequenceSpec) -> Served:
     return Served(first, perf_counter() - began)
 
 
+async def serve_all(engine: AsyncEngine, queue: Iterator[SequenceSpec]) -> list[Served]:
+    return [await serve(engine, spec) for spec in queue]
+
+
 async def measure_rows(engine: AsyncEngine, files: Sequence[AdapterFile], rounds: int) -> None:
     """Print tokens per second without adapters, with one, and with all of them; in turns."""
     kinds: dict[str, list[AdapterFile | None]] = {
@@ -110,7 +114,7 @@ async def measure_rows(engine: AsyncEngine, files: Sequence[AdapterFile], rounds
         for kind, used in kinds.items():
             plain = specs(_NUM_STREAMS, number, _NUM_TOKENS, engine.model.vocab_size)
             given = [
-                replace(spec, adapter=file and file.adapter)
+                replace(spec, adapter=None if file is None else file.adapter)
                 for i, spec in enumerate(plain)
                 for file in [used[i % len(used)]]
             ]
@@ -137,13 +141,8 @@ async def measure_slots(engine: AsyncEngine, files: Sequence[AdapterFile], count
         before, began = await engine.stats(), perf_counter()
         # A few more clients than fit into the batch, each with a request after the other.
         queue = iter(given)
-
-        async def client(queue: "iter[SequenceSpec]" = queue) -> list[Served]:
-            return [await serve(engine, spec) for spec in queue]
-
-        served = [
-            each for some in await asyncio.gather(*(client() for _ in range(12))) for each in some
-        ]
+        clients = (serve_all(engine, queue) for _ in range(12))
+        served = [each for some in await asyncio.gather(*clients) for each in some]
         seconds, after = perf_counter() - began, await engine.stats()
         hits = after.num_adapter_hits - before.num_adapter_hits
         loads = after.num_adapter_loads - before.num_adapter_loads

@@ -1,11 +1,9 @@
-"""Which layers of a model an adapter's layers are, and its numbers in the order of the model's."""
+"""Which layers of a model an adapter's layers are."""
 
 from collections.abc import Iterable
 from typing import Final
 
-import numpy as np
-
-from batching.adapters.adapter import AdaptableLayer, AdaptableLayers
+from batching.adapters.adapter import AdaptableLayers
 from batching.adapters.files.adapter_file import AdapterFile
 from batching.adapters.files.matrices import LayerSizes
 from batching.adapters.low_rank import LowRank
@@ -40,24 +38,14 @@ def fit(file: AdapterFile, layers: AdaptableLayers) -> dict[str, str]:
 
 
 def fitted(file: AdapterFile, layers: AdaptableLayers) -> dict[str, LowRank]:
-    """Return an adapter's numbers by paths in the model, B with its columns in the order of the model's outputs.
+    """Return an adapter's numbers by paths in the model.
 
     Raises:
         AdapterChanged: the file has others than when it was opened.
         AdapterError: it does not fit, or cannot be read.
     """
     names, numbers = fit(file, layers), file.read()
-    return {path: in_order(numbers[name], layers.layers[path]) for path, name in names.items()}
-
-
-def in_order(numbers: LowRank, layer: AdaptableLayer) -> LowRank:
-    """Return numbers with the columns of B in the order of the layer's outputs."""
-    if not layer.paired_heads:
-        return numbers
-    # Of each head the first numbers of all pairs and then the second ones, where the layer has pair by pair.
-    halves = np.arange(layer.outputs).reshape(layer.paired_heads, 2, -1)
-    order = halves.swapaxes(1, 2).reshape(-1)
-    return numbers._replace(b=np.ascontiguousarray(numbers.b[:, order]))
+    return {path: numbers[name] for path, name in names.items()}
 
 
 def _why_not(sizes: LayerSizes, path: str, layers: AdaptableLayers) -> str:

@@ -1,6 +1,5 @@
 """Which layers of a model adapters are made for, and how large they are."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +15,6 @@ _REFUSED: Final = {
     (MultiLinear, QuantizedMultiLinear): "the matrices of latent heads take no adapters",
     (nn.Linear, nn.QuantizedLinear): "a product of the model's own kind takes no adapters",
 }
-NONE_PAIRED: Final[Mapping[str, int]] = {}
 _OUTSIDE: Final = "only what is inside of the model's layers takes adapters, and no output head"
 
 
@@ -28,11 +26,8 @@ class Survey:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def survey(model: nn.Module, paired_heads: Mapping[str, int] = NONE_PAIRED) -> Survey:
-    """Look at a model as it was loaded, before a platform replaces its modules.
-
-    paired_heads: see `LoadedModel`.
-    """
+def survey(model: nn.Module) -> Survey:
+    """Look at a model as it was loaded, before a platform replaces its modules."""
     found, known = Survey(), set[int]()
     inside = {id(module) for layer in model.layers for module in layer.modules()}
     for path, module in sorted(model.named_modules()):
@@ -44,14 +39,14 @@ def survey(model: nn.Module, paired_heads: Mapping[str, int] = NONE_PAIRED) -> S
             if reason := next(reasons, None):
                 found.refused[path] = reason
         elif id(module) in inside:
-            found.layers[path] = _layer(module, paired_heads.get(path, 0))
+            found.layers[path] = _layer(module)
         else:
             found.refused[path] = _OUTSIDE
     return found
 
 
-def _layer(module: nn.Module, paired_heads: int) -> AdaptableLayer:
+def _layer(module: nn.Module) -> AdaptableLayer:
     outputs, inputs = module.weight.shape
     if isinstance(module, nn.QuantizedLinear):
         inputs = inputs * 32 // module.bits
-    return AdaptableLayer(inputs, outputs, paired_heads)
+    return AdaptableLayer(inputs, outputs)

@@ -140,5 +140,5 @@ def _slice(sequence_id: int, start: int, num_tokens: int) -> Slice:
 
 
 def _zeros(layer: AdaptableLayer) -> LowRank:
-    inputs, outputs, _ = layer
+    inputs, outputs = layer
     return LowRank(np.zeros((inputs, 1), np.float32), np.zeros((1, outputs), np.float32))

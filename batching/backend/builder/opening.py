@@ -146,7 +146,7 @@ def _opened(
 ) -> OpenModel | Instead:
     # Before the kernels take its parts; with them it cannot be called without their caches.
     hidden_size = hidden_size_of(loaded.model) if may_embed(config, loaded.description) else None
-    found = survey(loaded.model, loaded.paired_heads) if config.max_adapters else Survey()
+    found = survey(loaded.model) if config.max_adapters else Survey()
     prepared = platform.prepare(loaded, config.model_id, changes, slices)
     if isinstance(prepared, Instead):
         return prepared

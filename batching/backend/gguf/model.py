@@ -86,25 +86,6 @@ class GgufOutline:
             part = layer_of(name) or self._module_of(name)
             self._tensors.setdefault(part, []).append(name)
 
-    @property
-    def paired_heads(self) -> dict[str, int]:
-        """The heads of layers whose rows stay in llama.cpp's order, by their paths.
-
-        In that order the two rows of a rotated pair are neighbours; elsewhere the first rows of all pairs of a head
-        are before the second ones.
-        """
-        if not self._architecture.is_rope_traditional:
-            return {}
-        heads = {
-            "q_proj": self.config["num_attention_heads"],
-            "k_proj": self.config["num_key_value_heads"],
-        }
-        return {
-            path: heads[_last(path)]
-            for path, _ in self.model.named_modules()
-            if _last(path) in heads
-        }
-
     def _module_of(self, name: str) -> str:
         return _last(rename(self._header, self._architecture, name).rpartition(".")[0])
 

@@ -99,17 +99,3 @@ def test_two_names_of_a_layer(tmp_path: Path) -> None:
     path = "model.layers.0.up"
     with pytest.raises(AdapterError, match=f"{path} and layers.0.up are the same layer"):
         fit(adapter(tmp_path, "layers.0.up", path), model(path))
-
-
-def test_outputs_of_paired_heads_change_places(tmp_path: Path) -> None:
-    q, k, v = (f"model.layers.0.self_attn.{name}_proj" for name in "qkv")
-    paired = {
-        q: SIZES._replace(paired_heads=2),
-        k: SIZES._replace(paired_heads=1),
-        v: SIZES,
-    }
-    numbers = fitted(adapter(tmp_path, q, k, v, rank=1), AdaptableLayers(paired, {}, 8))
-    assert numbers[q].b.tolist() == [[0, 2, 1, 3, 4, 6, 5, 7]]
-    assert numbers[k].b.tolist() == [[0, 4, 1, 5, 2, 6, 3, 7]]
-    assert numbers[v].b.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
-    assert all(each.b.flags.c_contiguous for each in numbers.values())

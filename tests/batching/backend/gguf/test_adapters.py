@@ -46,10 +46,7 @@ def read_file(path: Path) -> tuple[nn.Module, AdaptableLayers]:
     outline = GgufOutline(read_header(path), mx.float32)
     outline.read_all()
     sizes = {path: layer.weight.shape for path, layer in adapted(outline.model).items()}
-    layers = {
-        path: AdaptableLayer(inputs, outputs, outline.paired_heads.get(path, 0))
-        for path, (outputs, inputs) in sizes.items()
-    }
+    layers = {path: AdaptableLayer(inputs, outputs) for path, (outputs, inputs) in sizes.items()}
     return outline.model, AdaptableLayers(layers, {}, 8)
 
 
@@ -89,16 +86,3 @@ def in_8_bits(_: str, value: Array) -> Type:
 def distance(found: mx.array, expected: mx.array) -> float:
     """Return how far apart logits are, relative to the largest."""
     return float(mx.abs(found - expected).max() / mx.abs(expected).max())
-
-
-def test_where_rows_stay_in_llama_cpps_order(tmp_path: Path) -> None:
-    for name, tiny in TINY.items():
-        model, config = random_model(tiny)
-        path = write_model(tmp_path / f"{name}.gguf", tiny, model, config)
-        paired = GgufOutline(read_header(path), mx.float32).paired_heads
-        layers = range(config["num_hidden_layers"]) if name == "llama" else ()
-        assert paired == {
-            f"model.layers.{layer}.self_attn.{part}": heads
-            for layer in layers
-            for part, heads in (("q_proj", 4), ("k_proj", 2))
-        }
