@@ -199,7 +199,6 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
     needed = {(name, top(target)) for name, target in edges(pure_modules())}
     assert {edge for edge in needed if edge[1] not in allowed} == {
         ("batching.adapters.files.adapter_file", "numpy"),
-        ("batching.adapters.files.fitting", "numpy"),
         ("batching.adapters.files.numbers", "numpy"),
         # It downloads them.
         ("batching.adapters.files.references", "huggingface_hub"),
