@@ -41,6 +41,23 @@ class Experts: ...
 class Router: ...
 class MixtureHalf: ...
 
+class Adapter:
+    """Changes of packed weights, W + (A B)^T, of a LoRA adapter; keeps these weights."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices, padded to vectors and cache lines."""
+
+    def touched(self) -> list[int]:
+        """Return the indices of the layers, as they were given to `adapter`, that an evaluated operation has changed
+        the products of."""
+
+class AdaptedRows:
+    """The adapter of each row of a step."""
+
+    @property
+    def num_rows(self) -> int: ...
+
 class StatePool:
     def cell(self, index: int) -> tuple[int, int]:
         """Return the address and the size in bytes of a cell, which is made if it is not there."""
@@ -75,6 +92,33 @@ def stored_weights(
 ) -> PackedWeights: ...
 def use_bfloat16(weights: Sequence[PackedWeights]) -> None: ...
 def scale_inputs(weights: Sequence[PackedWeights], shifts: bytes) -> None: ...
+def adapter(layers: Sequence[tuple[PackedWeights, mx.array, mx.array]]) -> Adapter:
+    """Copy an adapter: weights as operations have them, A `[inputs, rank]`, and B `[rank, outputs]`, which has the
+    adapter's scale.
+
+    Kept in bfloat16 if both are, else in float32; ranks are from 1 to 512. Evaluates the arrays; does not hold
+    the interpreter's lock.
+
+    Raises:
+        ValueError: shapes do not fit to the weights, or weights are those of experts or given twice.
+    """
+
+def adapted_rows(segments: Sequence[tuple[int, Adapter | None]]) -> AdaptedRows:
+    """Give successive rows of a step an adapter, or none: a number of rows, from 1 on, and theirs.
+
+    Raises:
+        ValueError: a segment has no rows.
+    """
+
+def use_adapters(rows: AdaptedRows | None) -> AdaptedRows | None:
+    """Give operations that this thread builds from now on these adapters, or none; return those before.
+
+    These are `linear`, and the `run_` of halves and mixers, but not experts and the matrices of heads of latent
+    attention. Products of weights that an adapter changes have B (A x) added at once, of x as it is before it is
+    rounded. Such an operation raises ValueError when it is built if x has not one row, or as many more, for each
+    row of `rows`.
+    """
+
 def linear(
     x: mx.array, weights: Sequence[PackedWeights], biases: Sequence[mx.array | None]
 ) -> list[mx.array]: ...

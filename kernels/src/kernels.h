@@ -231,7 +231,8 @@ constexpr int LOW_RANK_INPUTS = 1024;
 /// bfloat16; what is beyond the inputs, the outputs and the rank is zero.
 ///
 /// A is `[rank / RANKS][inputs / columns][RANKS][columns]`, so that sums are along the inputs and a
-/// small rank wastes nothing; B is `[outputs / columns][rank][columns]`.
+/// small rank wastes nothing; B is `[outputs / columns][rank / pack][columns][pack]`, where a pack are
+/// packed_rows, as in a pool.
 struct LowRank {
   int num_inputs;
   int num_outputs;
@@ -247,7 +248,9 @@ struct LowRank {
   ALWAYS_INLINE size_t a_bytes() const {
     return number_bytes() * padded_rank() * padded(num_inputs);
   }
-  ALWAYS_INLINE size_t b_bytes() const { return number_bytes() * rank * padded(num_outputs); }
+  ALWAYS_INLINE size_t b_bytes() const {
+    return number_bytes() * padded_rank() * padded(num_outputs);
+  }
   /// Sums of a number of A x.
   ALWAYS_INLINE int num_parts() const {
     return (num_inputs + LOW_RANK_INPUTS - 1) / LOW_RANK_INPUTS;

@@ -54,5 +54,6 @@ void test_recurrent();
 void test_sampling();
 void test_threads();
 void test_parts();
+void test_low_rank();
 
 }  // namespace tests

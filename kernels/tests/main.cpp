@@ -17,6 +17,7 @@ int main() {
     test_threads();
     test_parts();
     test_linear();
+    test_low_rank();
     test_pointwise();
     test_attention();
     test_block();

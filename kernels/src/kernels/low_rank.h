@@ -76,47 +76,23 @@ void low_rank_inner(const LowRank& weights, const float* x, int num_rows, int pa
   (weights.is_bf16 ? inner_rows<uint16_t> : inner_rows<float>)(weights, x, num_rows, part, inner);
 }
 
-/// Add the outputs of one panel, of which there are `width`.
-template <typename Float, int ROWS>
-ALWAYS_INLINE void outer_tile(const LowRank& weights, const float* inner, const Float* b, int width,
-                              float* y) {
-  const size_t ldi = weights.padded_rank(), ldy = weights.num_outputs;
-  F32 sums[ROWS][VECTORS] = {};
-  for (int k = 0; k < weights.rank; k++, b += COLUMNS)
-    for (int v = 0; v < VECTORS; v++) {
-      const F32 w = load(b + v * LANES);
-      for (int m = 0; m < ROWS; m++) add_product(sums[m][v], w, inner + m * ldi + k);
-    }
-  for (int m = 0; m < ROWS; m++) {
-    float* row = y + m * ldy;
-    if (width == COLUMNS) {
-      for (int v = 0; v < VECTORS; v++) store(row + v * LANES, load(row + v * LANES) + sums[m][v]);
-      continue;
-    }
-    float last[COLUMNS];
-    for (int v = 0; v < VECTORS; v++) store(last + v * LANES, sums[m][v]);
-    for (int j = 0; j < width; j++) row[j] += last[j];
-  }
-}
-
 template <typename Float>
 void outer_rows(const LowRank& weights, const float* inner, int num_rows, int panel, int next,
                 float* y) {
-  const native::Tiles tiles{num_rows, MAX_ROWS};
-  for (; panel < next; panel++) {
-    const Float* b =
-        static_cast<const Float*>(weights.b) + static_cast<size_t>(panel) * weights.rank * COLUMNS;
-    const int left = weights.num_outputs - panel * COLUMNS, width = left < COLUMNS ? left : COLUMNS;
-    for (int tile = 0; tile < tiles.count(); tile++) {
-      const size_t row = tiles.first(tile);
-      const float* from = inner + row * weights.padded_rank();
-      float* to = y + row * weights.num_outputs + panel * COLUMNS;
-#define CASE(ROWS)                                          \
-  case ROWS:                                                \
-    outer_tile<Float, ROWS>(weights, from, b, width, to); \
-    break;
-      switch (tiles.height(tile)) { FOR_EACH_HEIGHT(CASE) }
-#undef CASE
+  const size_t ldi = weights.padded_rank(), ldy = weights.num_outputs;
+  const Float* b = static_cast<const Float*>(weights.b) + panel * ldi * COLUMNS;
+  for (; panel < next; panel++, b += ldi * COLUMNS) {
+    float* to = y + panel * COLUMNS;
+    const int width = weights.num_outputs - panel * COLUMNS;
+    if (width >= COLUMNS) {
+      multiply<Float>(num_rows, inner, ldi, b, COLUMNS, weights.rank, to, ldy, true, nullptr);
+      continue;
+    }
+    for (int m = 0; m < num_rows; m++) {
+      float last[COLUMNS] = {};
+      for (int j = 0; j < width; j++) last[j] = to[m * ldy + j];
+      multiply<Float>(1, inner + m * ldi, ldi, b, COLUMNS, weights.rank, last, COLUMNS, true, nullptr);
+      for (int j = 0; j < width; j++) to[m * ldy + j] = last[j];
     }
   }
 }

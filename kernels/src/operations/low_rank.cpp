@@ -50,13 +50,14 @@ void arrange(const WeightChange& change, const LowRank& to) {
   const auto *from_a = static_cast<const Float*>(change.a), *from_b = static_cast<const Float*>(change.b);
   auto *a = static_cast<Float*>(const_cast<void*>(to.a)), *b = static_cast<Float*>(const_cast<void*>(to.b));
   const size_t columns = to.columns, rank = to.rank, outputs = to.num_outputs;
-  const size_t block = RANKS * to.padded(to.num_inputs);
+  const size_t block = RANKS * to.padded(to.num_inputs), panel = to.padded_rank() * columns;
+  const size_t pack = packed_rows(sizeof(Float));
   for (size_t i = 0; i < static_cast<size_t>(to.num_inputs); i++)
     for (size_t r = 0; r < rank; r++)
       a[r / RANKS * block + (i / columns * RANKS + r % RANKS) * columns + i % columns] = *from_a++;
   for (size_t r = 0; r < rank; r++)
     for (size_t j = 0; j < outputs; j++)
-      b[(j / columns * rank + r) * columns + j % columns] = *from_b++;
+      b[j / columns * panel + (r / pack * columns + j % columns) * pack + r % pack] = *from_b++;
 }
 
 }  // namespace
