@@ -106,7 +106,7 @@ class LinearModules(AdaptedLinears):
             return self._added(path, x, y, self._segments[0])
         # Each row may be several, if they lie side by side.
         each, rest = divmod(len(x), rows.num_rows)
-        if rest:
+        if rest or x.ndim == 1:
             raise ValueError(f"{path} is not called with the rows of a step, but with {x.shape}")
         if len(self._segments) == 1:
             return self._added(path, x, y, self._segments[0])

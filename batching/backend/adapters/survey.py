@@ -1,5 +1,6 @@
 """Which layers of a model adapters are made for, and how large they are."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,9 +10,12 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from batching.adapters.adapter import AdaptableLayer
 
+_OF_EXPERTS: Final = "experts take no adapters"
+# Modules by themselves, which get the rows that chose them (DBRX).
+_EXPERT: Final = re.compile(r"(^|\.)experts\.")
 _REFUSED: Final = {
     (nn.Embedding, nn.QuantizedEmbedding): "embeddings take no adapters",
-    (SwitchLinear, QuantizedSwitchLinear): "experts take no adapters",
+    (SwitchLinear, QuantizedSwitchLinear): _OF_EXPERTS,
     (MultiLinear, QuantizedMultiLinear): "the matrices of latent heads take no adapters",
     (nn.Linear, nn.QuantizedLinear): "a product of the model's own kind takes no adapters",
 }
@@ -34,7 +38,9 @@ def survey(model: nn.Module) -> Survey:
         if id(module) in known:
             continue
         known.add(id(module))
-        if type(module) not in (nn.Linear, nn.QuantizedLinear):
+        if isinstance(module, nn.Linear | nn.QuantizedLinear) and _EXPERT.search(path):
+            found.refused[path] = _OF_EXPERTS
+        elif type(module) not in (nn.Linear, nn.QuantizedLinear):
             reasons = (text for kinds, text in _REFUSED.items() if isinstance(module, kinds))
             if reason := next(reasons, None):
                 found.refused[path] = reason

@@ -23,13 +23,15 @@ from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.hooks.changes import Changes
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.checked_model import CheckedModel
-from batching.block_manager import BlockTable
+from batching.block_manager import BlockIds, BlockTable
 from batching.config import EngineConfig
 from batching.steps.step_plan import Slice
 
 logger = logging.getLogger(__name__)
 
 _SLOT: Final = 1
+# Those of a prompt, and one more.
+_NUM_TOKENS: Final = 6
 _NOT_USED: Final = "this platform computes it together with others"
 
 
@@ -102,11 +104,18 @@ def _tried(
     """Return the layers that add adapters of zeros to a prompt, and to decodes."""
     found = adapted.found
     adapters = ModelAdapters(kinds, AdaptableLayers(found.layers, {}, 1))
-    num_window_blocks = 0 if checked.layout.window is None else 2
-    cache = checked.cache(2, config.block_size, num_window_blocks=num_window_blocks)
+    num_blocks = -(-_NUM_TOKENS // config.block_size) + 1
+    num_window_blocks = 0 if checked.layout.window is None else num_blocks
+    cache = checked.cache(num_blocks, config.block_size, num_window_blocks=num_window_blocks)
     runner = MLXRunner(adapted.model, adapted.vocab_size, checked.selection, cache)
     used = set(found.layers)
-    for slices in ([_slice(0, 0, 2)], [_slice(0, 2, 1), _slice(1, 0, 1)]):
+    blocks = BlockTable(range(num_blocks - 1)).value, BlockTable([num_blocks - 1]).value
+    # Unlike ones: modules that get the rows which chose them would hardly get as many.
+    tokens = [index % adapted.vocab_size for index in range(_NUM_TOKENS)]
+    for slices in (
+        [_slice(0, 0, tokens[:-1], blocks[0])],
+        [_slice(0, _NUM_TOKENS - 1, tokens[-1:], blocks[0]), _slice(1, 0, tokens[:1], blocks[1])],
+    ):
         for kind in kinds:
             kind.put(_SLOT, {path: _zeros(found.layers[path]) for path in kind.paths})
         step = cache.begin(slices)
@@ -124,12 +133,11 @@ def _tried(
     )
 
 
-def _slice(sequence_id: int, start: int, num_tokens: int) -> Slice:
-    blocks = BlockTable([sequence_id]).value
+def _slice(sequence_id: int, start: int, tokens: Sequence[int], blocks: BlockIds) -> Slice:
     return Slice(
         sequence_id,
         start,
-        (0,) * num_tokens,
+        tuple(tokens),
         blocks,
         blocks,
         state_slot=sequence_id,

@@ -122,6 +122,8 @@ def test_a_row_may_be_several(kind: Kind) -> None:
     assert mx.allclose(y, layer.expected(x, [1, 1, 0, 0, 3, 3]), atol=1e-4)
     with pytest.raises(ValueError, match=r"layers\.0\.proj is not called with the rows of a step"):
         layer(mx.zeros((1, 3, INPUTS)), rows_of(slices(1, 0, 3)))
+    with pytest.raises(ValueError, match=r"but with \(24,\)"):
+        layer(mx.zeros(INPUTS), rows_of(slices(1, 0, 3)))
 
 
 @KINDS
