@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from batching.adapters.adapter import NO_ADAPTERS, NoAdapters
-from batching.backend.adapters.model import ModelAdapters
 from batching.backend.adapters.survey import Survey, survey
 from batching.backend.builder.adapters import AdaptedModel, OpenAdapters, open_adapters
 from batching.backend.builder.block_store import open_store
@@ -23,7 +22,6 @@ from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.runner.stored_blocks import StoredBlocks
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.checked_model import CheckedModel
-from batching.backend.vision.images import Images
 from batching.backend.vision.opening import OpenVision, open_vision
 from batching.backend.weights.storage import dtype_name
 from batching.block_manager import BlockTable
@@ -167,17 +165,10 @@ def _opened(
     if not checked.selection.is_hooked:
         hidden_size = None
     vision, checked = _vision(config, loaded, checked, changes, slices)
-    num_bytes, max_span = prepared.num_bytes, 0
-    if isinstance(vision, OpenVision):
-        num_bytes += vision.num_bytes
-        max_span = vision.model.max_span
     adapters = _adapters(config, found, prepared, checked, changes)
-    of_slots = adapters.num_bytes if isinstance(adapters, OpenAdapters) else 0
-    sizes = sizes_of(config, checked, loaded.max_model_len, num_bytes, max_span, of_slots)
+    sizes = _sizes(config, prepared, checked, vision, adapters)
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
-    images = vision.images if isinstance(vision, OpenVision) else None
-    in_slots = adapters.model if isinstance(adapters, OpenAdapters) else None
-    runner = _runner(loaded, checked, sizes.limits, head, images, in_slots)
+    runner = _runner(loaded, checked, sizes.limits, head, vision, adapters)
     store = open_store(config, prepared, checked, sizes, runner.cache, slices)
     if store is not None:
         runner.stored = StoredBlocks(runner.cache, store)
@@ -193,6 +184,22 @@ def _opened(
         adapters,
         store,
     )
+
+
+def _sizes(
+    config: EngineConfig,
+    prepared: PreparedModel,
+    checked: CheckedModel,
+    vision: OpenVision | NoVision,
+    adapters: OpenAdapters | NoAdapters,
+) -> Sizes:
+    num_bytes, max_span = prepared.num_bytes, 0
+    if isinstance(vision, OpenVision):
+        num_bytes += vision.num_bytes
+        max_span = vision.model.max_span
+    of_slots = adapters.num_bytes if isinstance(adapters, OpenAdapters) else 0
+    max_model_len = prepared.loaded.max_model_len
+    return sizes_of(config, checked, max_model_len, num_bytes, max_span, of_slots)
 
 
 def _adapters(
@@ -254,8 +261,8 @@ def _runner(
     checked: CheckedModel,
     limits: SchedulerConfig,
     head: PoolingHead,
-    images: Images | None,
-    adapters: ModelAdapters | None,
+    vision: OpenVision | NoVision,
+    adapters: OpenAdapters | NoAdapters,
 ) -> MLXRunner:
     """Return what runs steps of a checked model on a pool of its own."""
     cache = checked.cache(
@@ -270,8 +277,8 @@ def _runner(
         sampler=checked.platform.sampler(),
         head=head,
         graphs=checked.graphs(cache),
-        images=images,
-        adapters=adapters,
+        images=vision.images if isinstance(vision, OpenVision) else None,
+        adapters=adapters.model if isinstance(adapters, OpenAdapters) else None,
     )
     if checked.platform.compiles_kernels:
         _compile_kernels(runner)

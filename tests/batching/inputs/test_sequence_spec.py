@@ -2,6 +2,7 @@
 
 from dataclasses import MISSING, fields
 
+from batching.adapters.adapter import Adapter
 from batching.block_manager import BlockIds, BlockTable, Run
 from batching.constraints.protocol import AllowedTokens
 from batching.inputs.images import PlacedImage
@@ -31,13 +32,16 @@ SPEC = SequenceSpec(
     pooling=None,
     images=(PlacedImage(0, image_of(b"cat", 1)),),
     num_choices=3,
+    adapter=Adapter("style", "/style", "digest"),
     time_limit=9.0,
 )
 
 
 def started(spec: SequenceSpec) -> list[StartedSequence]:
     """Return what an executor is told of the choices of a spec until they end."""
-    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=3, max_num_seqs=2))
+    scheduler = ContinuousBatchingScheduler(
+        small_config(num_blocks=3, max_num_seqs=2, max_adapters=1)
+    )
     runner = TokenRunner(scheduler.config)
     request = BatchRequest(0, spec)
     for i in range(1, spec.num_choices):
