@@ -1,6 +1,8 @@
 // Products of rows with adapters are those of the weights plus B (A x), and of the row and its adapter alone.
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "check.h"
 #include "operations/block.h"
@@ -15,7 +17,7 @@ namespace {
 using namespace native;
 using Floats = std::vector<float>;
 
-/// Weights, and the changes that adapters have of them.
+/// Weights that adapters change.
 struct Changed {
   int num_inputs, num_outputs;
   Floats plain;
@@ -187,7 +189,6 @@ void test_half(Random& random) {
     changes.emplace_back(random, layers.back());
     given.push_back(changes.back().change(layers.back().weights));
     Changed& of = layers.back();
-    const Floats one(1, 1.0f);
     Changed whole = of;
     for (int i = 0; i < inputs; i++) {
       Floats unit(inputs);

@@ -119,7 +119,7 @@ bool AdaptedRows::change(const Panels& weights) const {
 }
 
 Deltas::Deltas(const AdaptedRows* adapted, std::vector<LinearArgs>& products) {
-  if (!adapted) return;
+  if (!adapted || adapted->segments().empty()) return;
   find(*adapted, products);
   compute_inner();
 }
@@ -130,7 +130,7 @@ void Deltas::find(const AdaptedRows& adapted, std::vector<LinearArgs>& products)
   for (LinearArgs& product : products)
     for (const AdaptedRows::Segment& segment : adapted.segments())
       if (const LowRank* low_rank = segment.adapter->use(product.weights)) {
-        deltas_.push_back({low_rank, &product, segment.first_row * per_row,
+        deltas_.push_back({low_rank, product.x, product.y, segment.first_row * per_row,
                            segment.num_rows * per_row, nullptr});
         total += low_rank->num_parts() * deltas_.back().part_size();
         product.deltas = this;
@@ -158,7 +158,7 @@ void Deltas::compute_inner() const {
     const auto [delta, part, row] = parts[i];
     const LowRank& low_rank = *delta->low_rank;
     const float* x =
-        delta->product->x + static_cast<size_t>(delta->first_row + row) * low_rank.num_inputs;
+        delta->x + static_cast<size_t>(delta->first_row + row) * low_rank.num_inputs;
     float* inner = delta->inner + part * delta->part_size() +
                    static_cast<size_t>(row) * low_rank.padded_rank();
     kernels()->low_rank_inner(low_rank, x, std::min(ROWS_OF_INNER, delta->num_rows - row), part,
@@ -183,14 +183,15 @@ const float* Deltas::sum_parts(const Delta& delta, int first_row, int num_rows) 
 }
 
 void Deltas::add(const LinearArgs& product, int panel, int next) const {
+  const size_t size = product.weights.num_outputs;
   for (const Delta& delta : deltas_) {
-    if (delta.product->weights.data != product.weights.data) continue;
+    if (delta.y + product.first_row * size != product.y) continue;
     const int first = std::max(delta.first_row, product.first_row);
     const int end = std::min(delta.first_row + delta.num_rows, product.first_row + product.num_rows);
     if (first >= end) continue;
     const float* inner = sum_parts(delta, first - delta.first_row, end - first);
-    float* y = product.y + static_cast<size_t>(first - product.first_row) * product.weights.num_outputs;
-    kernels()->add_low_rank(*delta.low_rank, inner, end - first, panel, next, y);
+    kernels()->add_low_rank(*delta.low_rank, inner, end - first, panel, next,
+                            product.y + (first - product.first_row) * size);
   }
 }
 

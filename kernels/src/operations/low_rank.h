@@ -96,7 +96,8 @@ class Deltas {
  private:
   struct Delta {
     const LowRank* low_rank;
-    const LinearArgs* product;
+    const float* x;  // of the product
+    const float* y;
     int first_row;
     int num_rows;
     float* inner;  // [parts, num_rows, padded_rank]
