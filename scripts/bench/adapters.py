@@ -4,7 +4,7 @@
 adapters, with one, and with four; the runs alternate, and medians are compared.  Adapters are random, for all linear
 layers of the last `--layers` layers (0: of all), as mlx-lm makes them.
 
-`python -m scripts.bench.adapters slots [--adapters 100] [--slots 8]` sends requests whose adapters are drawn by Zipf's law,
+`python -m scripts.bench.adapters slots [--adapters 100] [--slots 8]` sends requests whose adapters are drawn by Zipf's law (exponent 1),
 and then the same requests without adapters: hits, loads, and how long requests wait for their first token.
 """
 
@@ -132,7 +132,8 @@ async def measure_rows(engine: AsyncEngine, files: Sequence[AdapterFile], rounds
 async def measure_slots(engine: AsyncEngine, files: Sequence[AdapterFile], count: int) -> None:
     """Print what becomes of requests for many adapters, of which a few are asked for most."""
     rng = np.random.default_rng(0)
-    drawn = [files[(int(each) - 1) % len(files)] for each in rng.zipf(1.2, count)]
+    weights = 1 / np.arange(1, len(files) + 1)
+    drawn = [files[each] for each in rng.choice(len(files), count, p=weights / weights.sum())]
     plain = specs(count, 1, 24, engine.model.vocab_size)
     for title, given in (
         ("without adapters", plain),

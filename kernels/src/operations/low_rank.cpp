@@ -52,12 +52,18 @@ void arrange(const WeightChange& change, const LowRank& to) {
   const size_t columns = to.columns, rank = to.rank, outputs = to.num_outputs;
   const size_t block = RANKS * to.padded(to.num_inputs), panel = to.padded_rank() * columns;
   const size_t pack = packed_rows(sizeof(Float));
-  for (size_t i = 0; i < static_cast<size_t>(to.num_inputs); i++)
+  // A division for each number would take longer than a decode step.
+  for (size_t i = 0; i < static_cast<size_t>(to.num_inputs); i++) {
+    Float* input = a + i / columns * RANKS * columns + i % columns;
     for (size_t r = 0; r < rank; r++)
-      a[r / RANKS * block + (i / columns * RANKS + r % RANKS) * columns + i % columns] = *from_a++;
-  for (size_t r = 0; r < rank; r++)
-    for (size_t j = 0; j < outputs; j++)
-      b[j / columns * panel + (r / pack * columns + j % columns) * pack + r % pack] = *from_b++;
+      input[r / RANKS * block + r % RANKS * columns] = *from_a++;
+  }
+  for (size_t r = 0; r < rank; r++) {
+    Float* of_panel = b + r / pack * columns * pack + r % pack;
+    for (size_t first = 0; first < outputs; first += columns, of_panel += panel)
+      for (size_t j = 0; j < std::min(columns, outputs - first); j++)
+        of_panel[j * pack] = *from_b++;
+  }
 }
 
 }  // namespace
