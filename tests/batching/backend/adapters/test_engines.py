@@ -280,3 +280,41 @@ def test_such_a_model_stays_as_it_is(turned_rows: None) -> None:
     assert isinstance(open_adapters(config, adapted, checked, Changes()), NoAdapters)
     modules = dict(model.named_modules())
     assert {type(modules[path]) for path in adapted.found.layers} == {nn.Linear}
+
+
+def test_prefixes_on_disk_are_known_by_what_an_adapter_contains(tmp_path: Path) -> None:
+    """In the next life of an engine each adapter finds its own, and one that was trained again finds nothing."""
+    folder = write_tiny("qwen3", tmp_path / "base")
+    matrices = [random_matrices(_layers_of(folder), seed) for seed in (1, 2, 3)]
+    one, two = (write_adapter(tmp_path / f"adapter{i}", matrices[i]) for i in (0, 1))
+    adapters: list[Adapter | None] = [one, two, None]
+
+    def life(*adapters: Adapter | None) -> tuple[list[list[float]], list[int]]:
+        loaded = engine_of(folder, max_adapters=2, kv_cache_dir=tmp_path / "kv")
+        prompt = [1 + i % 7 for i in range(41)]
+        fields = {"max_tokens": 4, "sampling": SCORED}
+        requests = [make_request(i, prompt, adapter=a, **fields) for i, a in enumerate(adapters)]
+        found = run(loaded, *requests)
+        loaded.engine.save_rest(60.0)
+        loaded.close()
+        return [found[i] for i in range(len(requests))], [r.num_cached_tokens for r in requests]
+
+    first, cached = life(*adapters)
+    assert cached == [0, 0, 0]
+    again, cached = life(*adapters)
+    assert cached == [40, 40, 40]
+    for found, expected in zip(again, first, strict=True):
+        assert_alike(found, expected)
+    shutil.rmtree(tmp_path / "adapter0")
+    changed, cached = life(write_adapter(tmp_path / "adapter0", matrices[2]), two)
+    assert cached == [0, 40]
+    assert np.abs(np.array(changed[0]) - first[0]).max() > TOLERANCE
+    assert_alike(changed[1], first[1])
+
+
+def _layers_of(folder: Path) -> AdaptableLayers:
+    loaded = engine_of(folder, max_adapters=1)
+    layers = loaded.model.adapters
+    loaded.close()
+    assert isinstance(layers, AdaptableLayers)
+    return layers
