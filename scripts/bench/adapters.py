@@ -10,8 +10,6 @@ and then the same requests without adapters: hits, loads, and how long requests 
 
 import argparse
 import asyncio
-import json
-import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,7 +20,6 @@ from time import perf_counter
 from typing import Final, NamedTuple
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from batching.adapters.adapter import AdaptableLayers
 from batching.adapters.files.adapter_file import AdapterFile
@@ -31,11 +28,11 @@ from batching.config import EngineConfig
 from batching.engine.async_engine import AsyncEngine
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_files.references import BUNDLED_MODEL
+from scripts.make_model.adapters import random_matrices, write_adapter
 
 _NUM_STREAMS: Final = 16
 _NUM_TOKENS: Final = 96
 _PROMPT_TOKENS: Final = 32
-_LAYER: Final = re.compile(r"layers\.(\d+)\.")
 
 
 class Served(NamedTuple):
@@ -43,32 +40,6 @@ class Served(NamedTuple):
 
     first: float
     last: float
-
-
-def write_adapter(
-    folder: Path, layers: AdaptableLayers, rank: int, num_last: int, seed: int
-) -> None:
-    """Write a random adapter, as mlx-lm does; `num_last` 0 is one for all layers."""
-    rng = np.random.default_rng(seed)
-    count = 1 + max(_index(path) for path in layers.layers)
-    tensors: dict[str, np.ndarray] = {}
-    for path, (inputs, outputs, *_) in layers.layers.items():
-        if num_last and _index(path) < count - num_last:
-            continue
-        a = rng.standard_normal((inputs, rank)) * inputs**-0.5
-        b = rng.standard_normal((rank, outputs)) * 1e-3
-        tensors[f"{path}.lora_a"] = a.astype(np.float32)
-        tensors[f"{path}.lora_b"] = b.astype(np.float32)
-    folder.mkdir()
-    save_file(tensors, folder / "adapters.safetensors")
-    parameters = {"rank": rank, "scale": 20.0, "dropout": 0.0}
-    config = {"fine_tune_type": "lora", "num_layers": num_last, "lora_parameters": parameters}
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def _index(path: str) -> int:
-    found = _LAYER.search(path)
-    return int(found[1]) if found else 0
 
 
 def adapters(
@@ -79,8 +50,8 @@ def adapters(
         sys.exit(f"the model {layers.reason}")
     files = []
     for seed in range(count):
-        write_adapter(folder / f"a{seed}", layers, rank, num_last, seed)
-        files.append(AdapterFile(folder / f"a{seed}", f"a{seed}"))
+        matrices = random_matrices(layers, rank, seed, num_last=num_last)
+        files.append(AdapterFile(write_adapter(folder / f"a{seed}", matrices), f"a{seed}"))
     return files
 
 

@@ -30,6 +30,7 @@ CHECKS: Final = (
     _check("order", "Order of writes and reads in queued steps", "kernels:run_order", 60),
     _check("families", "Model families", "families:run", 240),
     _check("invariance", "Invariance in bfloat16", "invariance:run", 90),
+    _check("adapters", "Adapters of unlike requests", "adapters:run", 120),
     _check("recovery", "Failed steps and recovery", "recovery:run", 60),
     _check("4bit", "Qwen3-4B shape in 4 bits", "speed:run_4bit", 400),
     _check("bf16", "Qwen3-4B shape in bfloat16", "speed:run_bf16", 400),

@@ -14,6 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 from mlx_lm.utils import _get_classes
 
+from batching.adapters.adapter import AdaptableLayers, NoAdapters
 from batching.backend.builder import opening
 from batching.backend.builder.engine import build_engine
 from batching.backend.loader import LoadedModel
@@ -75,6 +76,7 @@ class Served:
     engine: BatchInferenceEngine
     scheduler: ContinuousBatchingScheduler
     runner: MLXRunner
+    adapters: AdaptableLayers | NoAdapters
     lines: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -180,7 +182,14 @@ def serve(model: nn.Module, config: Config, **limits: Any) -> Served:
     # The parts of the engine, which it keeps to itself.
     scheduler, executor = built.engine._scheduler, built.engine._runner
     assert isinstance(executor, Executor)
-    return Served(built.engine, scheduler, executor.runner, built.startup_lines, tuple(warnings))
+    return Served(
+        built.engine,
+        scheduler,
+        executor.runner,
+        built.model.adapters,
+        built.startup_lines,
+        tuple(warnings),
+    )
 
 
 def serve_tiny(family: str, dtype: mx.Dtype, **limits: Any) -> Served:

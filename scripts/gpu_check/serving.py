@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
+from batching.adapters.adapter import Adapter
 from batching.batch_inference import BatchInferenceEngine
 from batching.inputs.sampling_params import GREEDY, SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
@@ -39,20 +40,27 @@ def answer(
     max_tokens: int,
     sampling: SamplingParams = GREEDY,
     salt: str | None = None,
+    adapters: Sequence[Adapter | None] = (),
 ) -> list[Answer]:
     """Serve requests at once, and return their answers in the same order.
 
     They share prefixes with requests of the same salt; without one, with each other only.
+
+    adapters: one for each; empty is none for all.
     """
     salt = str(next(_IDS)) if salt is None else salt
     requests = [
         BatchRequest(
             next(_IDS),
             SequenceSpec(
-                prompt=tuple(p), max_tokens=max_tokens, sampling=sampling, cache_salt=salt
+                prompt=tuple(p),
+                max_tokens=max_tokens,
+                sampling=sampling,
+                cache_salt=salt,
+                adapter=adapter,
             ),
         )
-        for p in prompts
+        for p, adapter in zip(prompts, adapters or [None] * len(prompts), strict=True)
     ]
     answers = {request.request_id: Answer() for request in requests}
     engine.add(*requests)
