@@ -6,6 +6,8 @@ layers of the last `--layers` layers (0: of all), as mlx-lm makes them.
 
 `python -m scripts.bench.adapters slots [--adapters 100] [--slots 8]` sends requests whose adapters are drawn by Zipf's law (exponent 1),
 and then the same requests without adapters: hits, loads, and how long requests wait for their first token.
+
+`python -m scripts.bench.adapters flood [--slots 1]` has 24 clients with one adapter, and one with another.
 """
 
 import argparse
@@ -33,6 +35,7 @@ from scripts.make_model.adapters import random_matrices, write_adapter
 _NUM_STREAMS: Final = 16
 _NUM_TOKENS: Final = 96
 _PROMPT_TOKENS: Final = 32
+_NUM_OTHERS: Final = 12
 
 
 class Served(NamedTuple):
@@ -126,6 +129,26 @@ async def measure_slots(engine: AsyncEngine, files: Sequence[AdapterFile], count
         )
 
 
+async def measure_flood(engine: AsyncEngine, files: Sequence[AdapterFile], count: int) -> None:
+    """Print how long one adapter's requests wait beside a flood of another's, and beside one without adapters."""
+    of_flood = specs(count, 1, 24, engine.model.vocab_size)
+    for title, flood, other in (
+        ("both without adapters", None, None),
+        ("each with its own", files[0].adapter, files[1].adapter),
+    ):
+        queue = iter([replace(spec, adapter=flood) for spec in of_flood])
+        flooding = asyncio.gather(*(serve_all(engine, queue) for _ in range(24)))
+        mine = [
+            (await serve(engine, replace(spec, adapter=other))).first
+            for spec in specs(_NUM_OTHERS, 2, 4, engine.model.vocab_size)
+        ]
+        of_others = [each.first for some in await flooding for each in some]
+        print(
+            f"{title}: first token p50 {median(mine):.2f} s, longest {max(mine):.2f} s; "
+            f"of the flood p50 {median(of_others):.2f} s, longest {max(of_others):.2f} s"
+        )
+
+
 async def run(args: argparse.Namespace) -> None:
     config = EngineConfig(
         model=args.model,
@@ -144,8 +167,10 @@ async def run(args: argparse.Namespace) -> None:
             print(f"{files[0].num_bytes / 2**20:.1f} MiB an adapter")
             if args.what == "rows":
                 await measure_rows(engine, files, args.rounds)
-            else:
+            elif args.what == "slots":
                 await measure_slots(engine, files, args.requests)
+            else:
+                await measure_flood(engine, files, args.requests)
     finally:
         await asyncio.to_thread(engine.stop, 60)
 
@@ -156,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("rows", "slots"))
+    parser.add_argument("what", choices=("rows", "slots", "flood"))
     parser.add_argument("--model", default=BUNDLED_MODEL)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--layers", type=int, default=16, help="the last ones; 0: all")
