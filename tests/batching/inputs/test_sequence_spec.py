@@ -32,13 +32,16 @@ SPEC = SequenceSpec(
     pooling=None,
     images=(PlacedImage(0, image_of(b"cat", 1)),),
     num_choices=3,
+    adapter=Adapter("a", "/a", "0" * 64),
     time_limit=9.0,
 )
 
 
 def started(spec: SequenceSpec) -> list[StartedSequence]:
     """Return what an executor is told of the choices of a spec until they end."""
-    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=3, max_num_seqs=2))
+    scheduler = ContinuousBatchingScheduler(
+        small_config(num_blocks=3, max_num_seqs=2, max_adapters=1)
+    )
     runner = TokenRunner(scheduler.config)
     request = BatchRequest(0, spec)
     for i in range(1, spec.num_choices):
@@ -84,11 +87,11 @@ def test_a_choice_that_starts_again_has_what_it_had_generated_and_its_seed() -> 
 def test_no_salt_leads_to_what_an_adapter_has_cached() -> None:
     """Nor another way round: clients choose their salts, and the digests of adapters are known to all."""
     adapter = Adapter("a", "/a", "0" * 64)
-    adapted = SequenceSpec((1,), cache_salt="tenant", adapter=adapter)
+    adapted = SequenceSpec(prompt=(1,), cache_salt="tenant", adapter=adapter)
     keys = {adapted.cache_key, replace(adapted, cache_salt="").cache_key}
     salts = ["", "tenant", f"\0adapter {adapter.digest}", f"tenant\0adapter {adapter.digest}"]
     salts += [key.decode(errors="ignore") for key in keys]
-    assert keys.isdisjoint(SequenceSpec((1,), cache_salt=salt).cache_key for salt in salts)
+    assert keys.isdisjoint(SequenceSpec(prompt=(1,), cache_salt=salt).cache_key for salt in salts)
     other = replace(adapter, digest="1" * 64)
     assert replace(adapted, adapter=other).cache_key not in keys
     assert len(keys) == 2
