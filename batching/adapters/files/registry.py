@@ -97,6 +97,12 @@ class AdapterRegistry:
         is_one = served is not None and (not colon or base == served.base)
         return served if is_one else None
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all, in the order in which they were added."""
+        with self._lock:
+            return [*self._served]
+
     def of(self, base: str) -> list[ServedAdapter]:
         """Return the adapters of a model, in the order in which they were added."""
         with self._lock:
