@@ -146,6 +146,24 @@ def test_an_urgent_request_makes_those_give_way_that_have_its_slot() -> None:
     assert [r.num_preemptions for r in slow] == [1, 1]
 
 
+def test_only_those_give_way_that_have_one_adapter() -> None:
+    """However many are due later: they keep what they have computed."""
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=8, max_adapters=3))
+    adapters = [A, B, C, A, None, B, C]
+    paused = [
+        request(i, 2, 8, adapter=each, is_best_effort=True) for i, each in enumerate(adapters)
+    ]
+    runner = TokenRunner(scheduler.config)
+    for each in paused:
+        scheduler.add(each)
+    for now in range(2):
+        plan = scheduler.schedule(now=float(now))
+        scheduler.update(plan, runner.run(plan))
+    scheduler.add(request(7, 2, 1, adapter=Adapter("d", "/d", "4"), arrival_time=2.0))
+    assert str(scheduler.schedule(now=2.0)).startswith("7[0:2]%3")
+    assert [r.num_preemptions for r in paused] == [0, 0, 1, 0, 0, 0, 1]
+
+
 def test_what_a_failed_step_had_loaded_is_loaded_again() -> None:
     scheduler = ContinuousBatchingScheduler(small_config(max_adapters=2))
     requests = [request(0, 2, 3, adapter=A), request(1, 2, 3)]
