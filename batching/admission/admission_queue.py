@@ -64,13 +64,13 @@ class AdmissionQueue:
         waiting = (r for r in self.waiting if not r.is_best_effort)
         key = self.running_key if urgency.has_urgent else self.waiting.key
         request = min(waiting, key=key)
+        stopped = [r for r in running if urgency.stops(r)]
         kept = [r for r in running if not urgency.stops(r)]
         batch = _Admission(kept, self._config.max_num_seqs)
+        if batch.num_slots <= 0 or not self._has_adapter_slot(request, batch, stopped):
+            return []
         # Those that make way have blocks, too.
-        has_room = batch.num_slots > 0 and (
-            len(kept) < len(running) or self._fitting(request, batch) is not None
-        )
-        return [request] if has_room else []
+        return [request] if stopped or self._fitting(request, batch) is not None else []
 
     def push(self, request: BatchRequest) -> None:
         self.waiting.push(request)
