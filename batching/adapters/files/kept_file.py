@@ -137,6 +137,8 @@ def _open_within(path: Path, root: Path) -> int:
     resolved = path.resolve(strict=True)
     if not resolved.is_relative_to(folder):
         raise ValueError("leads out of its folder")
+    if resolved == folder:
+        raise ValueError("is not a file")
     *folders, name = resolved.relative_to(folder).parts
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(folder, flags | os.O_DIRECTORY)
