@@ -36,11 +36,13 @@ class RequestThreads:
     prompts: render and tokenize.
     templates: render chat templates that requests bring.
     grammars: compile grammars.
+    adapters: read adapters, each for minutes if it is large and its disk is slow.
     """
 
     prompts: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
     templates: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
     grammars: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
+    adapters: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import Final
 
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MIN_RESIDENT: Final = 5.0
 _NO_LIMIT: Final = 1 << 62
+# The most names that an unknown one is compared with, each in up to a millisecond.
+_MAX_COMPARED: Final = 64
 
 Build = Callable[[EngineConfig, LoadSlices], LoadedEngine]
 
@@ -120,8 +123,8 @@ class SchedulerManager:
             return model_id
         if (adapter := self.adapter(name)) is not None:
             return adapter.base
-        adapters = [each.name for base in self._models for each in self.adapters.of(base)]
-        raise ModelNotFound(name, get_close_matches(name, [*self._names, *adapters], n=2))
+        names = islice((*self._names, *self.adapters.names), _MAX_COMPARED)
+        raise ModelNotFound(name, get_close_matches(name, names, n=2))
 
     def adapter(self, name: str) -> ServedAdapter | None:
         """Return the adapter that a request names, as `name` or `base:name`; None if it names a model, or nothing."""

@@ -64,13 +64,13 @@ class AdmissionQueue:
         waiting = (r for r in self.waiting if not r.is_best_effort)
         key = self.running_key if urgency.has_urgent else self.waiting.key
         request = min(waiting, key=key)
+        stopped = [r for r in running if urgency.stops(r)]
         kept = [r for r in running if not urgency.stops(r)]
         batch = _Admission(kept, self._config.max_num_seqs)
+        if batch.num_slots <= 0 or not self._has_adapter_slot(request, batch, stopped):
+            return []
         # Those that make way have blocks, too.
-        has_room = batch.num_slots > 0 and (
-            len(kept) < len(running) or self._fitting(request, batch) is not None
-        )
-        return [request] if has_room else []
+        return [request] if stopped or self._fitting(request, batch) is not None else []
 
     def push(self, request: BatchRequest) -> None:
         self.waiting.push(request)
@@ -134,7 +134,7 @@ class AdmissionQueue:
         """Return what a request finds in the prefix cache; None if there is no room for the rest of it."""
         if batch.num_slots <= 0:
             return None
-        if not self._kv.adapters.has_room(request.spec.adapter, batch.reserved_adapters):
+        if not self._has_adapter_slot(request, batch):
             return None
         hit = self._kv.prefixes.find(request)
         needed = batch.num_reserved.plus(self._kv.num_blocks_to_start(request, hit))
@@ -153,20 +153,33 @@ class AdmissionQueue:
             return False
         hit = self._kv.prefixes.find(request)
         needed = batch.num_reserved.plus(self._kv.num_blocks_to_start(request, hit))
-        for num in range(max(1, 1 - batch.num_slots), len(victims) + 1):
-            stopped = victims[:num]
+
+        def makes_room(stopped: Sequence[BatchRequest]) -> bool:
+            if len(stopped) + batch.num_slots <= 0:
+                return False
+            if not self._has_adapter_slot(request, batch, stopped):
+                return False
             freed = self._kv.num_freed(stopped, request, hit)
-            has_slot = self._kv.adapters.has_room(
-                request.spec.adapter, batch.reserved_adapters, [r.spec.adapter for r in stopped]
-            )
-            if has_slot and needed.fits(self._kv.available().plus(freed)):
-                break
-        else:
-            return False
+            return needed.fits(self._kv.available().plus(freed))
+
+        nums = range(1, len(victims) + 1)
+        stopped = next((victims[:num] for num in nums if makes_room(victims[:num])), [])
+        if stopped and not self._has_adapter_slot(request, batch):
+            # Only those that have one adapter need go, wherever they are among the others.
+            for victim in reversed(stopped):
+                fewer = [r for r in stopped if r is not victim]
+                stopped = fewer if makes_room(fewer) else stopped
         for victim in stopped:
             stop(victim)
         batch.make_way(stopped)
-        return True
+        return bool(stopped)
+
+    def _has_adapter_slot(
+        self, request: BatchRequest, batch: "_Admission", leaving: Iterable[BatchRequest] = ()
+    ) -> bool:
+        """Return whether there is a slot for a request's adapter, if admitted requests left."""
+        adapters = [r.spec.adapter for r in leaving]
+        return self._kv.adapters.has_room(request.spec.adapter, batch.reserved_adapters, adapters)
 
     def _take(self, request: BatchRequest, hit: PrefixHit, batch: "_Admission", now: float) -> None:
         """Start a request that has room, or let it wait for its prefix."""

@@ -27,6 +27,7 @@ from batching.engine.served_engine import ServedEngine
 from batching.engine.stream_router import AdaptersInUse, StreamRouter
 from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import (
+    AdapterChanged,
     AdapterError,
     DeadlineExceeded,
     EngineError,
@@ -205,7 +206,10 @@ class AsyncEngine:
 
         Raises:
             AdapterError: the adapter does not fit the model.
+            AdapterChanged: requests with it fail; each of these costs all others what they have computed.
         """
+        if adapter.is_lost:
+            raise AdapterChanged(adapter.adapter.name)
         if adapter not in self._fitting:
             layers = self.model.adapters
             if isinstance(layers, NoAdapters):

@@ -104,6 +104,19 @@ def test_an_unknown_model_is_not_found_and_the_nearest_names_are_told() -> None:
         manager.unload("x")
 
 
+def test_few_names_are_compared_with_an_unknown_one(tmp_path: Path) -> None:
+    """A comparison takes up to a millisecond, and there may be a thousand adapters."""
+    manager = SchedulerManager(CONFIGS, Builder())
+    file = open_adapter(tmp_path, "style")
+    for i in range(100):
+        manager.adapters.add(f"{i:03d}.style", "first", file, source="")
+    with pytest.raises(ModelNotFound, match=r"did you mean '020.style'"):
+        manager.resolve("020.styl")
+    with pytest.raises(ModelNotFound) as far:
+        manager.resolve("9999.style")
+    assert "'099.style'" not in str(far.value) and "did you mean" in str(far.value)
+
+
 def test_an_alias_is_a_name_of_its_model() -> None:
     model = ServedModel(config=CONFIGS[0], aliases=("gpt-4o",))
     manager, builder = manager_of(model)

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import Request
+from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
 from app.api.models.cards import capabilities
@@ -100,16 +100,18 @@ async def version() -> Version:
     return Version(version=OLLAMA_VERSION)
 
 
-@router.get("/api/tags")
-async def tags(request: Request) -> Tags:
+@router.get("/api/tags", response_model=Tags)
+async def tags(request: Request) -> Response:
     """List the models that can be named, adapters after their base."""
     manager = server_state(request).manager
     found = [
         (s, each) for s in manager.statuses() for each in (None, *manager.adapters.of(s.model_id))
     ]
-    return await prepared(
-        request, lambda: Tags(models=[Listed(**_listed(*each)) for each in found])
-    )
+
+    def write() -> str:
+        return Tags(models=[Listed(**_listed(*each)) for each in found]).model_dump_json()
+
+    return Response(await prepared(request, write), media_type="application/json")
 
 
 @router.get("/api/ps")

@@ -12,7 +12,7 @@ from pydantic import Field
 from app.api.schemas.base import RequestModel
 from app.api.schemas.errors import ERROR_RESPONSES, TEXT_RESPONSES
 from app.api.schemas.fields import Text
-from app.api.serving import check_admin, engine_for, prepared
+from app.api.serving import check_admin, client_of, engine_for
 from app.http.errors.rejections import Forbidden
 from app.http.json_body import JsonRoute
 from app.server_state import ServerState, server_state
@@ -57,7 +57,10 @@ async def load_adapter(body: LoadRequest, request: Request) -> Response:
     state = _allowed(request)
     manager = state.manager
     base = manager.resolve(body.base_model_name or manager.model_ids[0])
-    file = await prepared(request, partial(_opened, body, state.settings.adapter_folders))
+    with _field("lora_name"):
+        manager.adapters.check_name(body.lora_name)
+    opened = partial(_opened, body, state.settings.adapter_folders)
+    file = await state.threads.adapters.run(opened, client_of(request).name)
     engine = await engine_for(request, base)
     with _field("lora_path"):
         engine.adapted(file)

@@ -5,7 +5,7 @@ import json
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from batching.adapters.adapter import Adapter
 from batching.adapters.files.adapter_config import CONFIG, AdapterConfig, parse_config
-from batching.adapters.files.kept_file import ContentsChanged, KeptFile
+from batching.adapters.files.kept_file import ContentsChanged, KeptFile, Stamp
 from batching.adapters.files.matrices import LayerSizes, Matrices, check_places, matrices_of
 from batching.adapters.files.numbers import decode, scaled
 from batching.adapters.low_rank import LowRank
@@ -63,6 +63,8 @@ class AdapterFile:
         )
         rank = max(sizes.rank for sizes in self.layers.values())
         self.adapter = Adapter(name, str(folder.absolute()), self._digest(), rank)
+        # As it was when its numbers could not be had.
+        self._lost_at: Stamp | None = None
         with _lock:
             _open_files.add(self)
 
@@ -79,8 +81,21 @@ class AdapterFile:
             return False
         return True
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it had changed when it was needed, and nothing was done to it since; reads nothing."""
+        try:
+            return self._lost_at is not None and self._file.stamp() == self._lost_at
+        except OSError:
+            return False
+
     def close(self) -> None:
         self._file.close()
+
+    def lose(self) -> None:
+        """Record that it had changed when it was needed."""
+        with suppress(OSError):
+            self._lost_at = self._file.stamp()
 
     def read(self) -> dict[str, LowRank]:
         """Return the numbers of all layers, by their paths in the model that the adapter was made for.
@@ -95,7 +110,7 @@ class AdapterFile:
                 numbers = {path: self._numbers(each) for path, each in self._matrices.items()}
                 self._file.verify()
             except ContentsChanged:
-                raise AdapterChanged(self.adapter.path) from None
+                raise AdapterChanged(self.adapter.name) from None
         return numbers
 
     def _numbers(self, layer: Matrices) -> LowRank:
@@ -134,10 +149,19 @@ def opened(adapter: Adapter) -> AdapterFile:
     for file in same:
         if file.is_intact:
             return file
+    try:
+        return _opened_again(adapter)
+    except AdapterError:
+        for file in same:
+            file.lose()
+        raise
+
+
+def _opened_again(adapter: Adapter) -> AdapterFile:
     file = AdapterFile(Path(adapter.path), adapter.name)
     if file.adapter != adapter:
         file.close()
-        raise AdapterChanged(adapter.path)
+        raise AdapterChanged(adapter.name)
     return file
 
 

@@ -12,6 +12,9 @@ from typing import Final
 
 _PIECE_BYTES: Final = 8 << 20
 
+# The bytes of a file, and when it was written and changed.
+Stamp = tuple[int, int, int]
+
 
 class ContentsChanged(Exception):
     """The file is not what was opened."""
@@ -47,7 +50,7 @@ class KeptFile:
             if status.st_size > max_bytes:
                 raise ValueError(f"has {status.st_size} bytes; the limit is {max_bytes}")
             self.size = status.st_size
-            self._stamp = self._present_stamp()
+            self._stamp = self.stamp()
             self.digest = self._present_digest()
             self.verify()
         except BaseException:
@@ -90,6 +93,17 @@ class KeptFile:
         for at in range(start, stop, _PIECE_BYTES):
             yield self.read(at, min(_PIECE_BYTES, stop - at))
 
+    def stamp(self) -> Stamp:
+        """Return what differs once something was done to it; reads nothing.
+
+        Raises:
+            OSError: it is closed.
+        """
+        with self._lock:
+            self._check_open()
+            status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
     def verify(self) -> None:
         """Check that it has the contents that it was opened with.
 
@@ -99,7 +113,7 @@ class KeptFile:
             ContentsChanged: it has others.
             OSError: it cannot be read, or is closed.
         """
-        stamp = self._present_stamp()
+        stamp = self.stamp()
         if stamp == self._stamp:
             return
         if stamp[0] != self.size or self._present_digest() != self.digest:
@@ -109,12 +123,6 @@ class KeptFile:
     def _check_open(self) -> None:
         if not self.is_open:
             raise OSError(errno.EBADF, "it is closed")
-
-    def _present_stamp(self) -> tuple[int, int, int]:
-        with self._lock:
-            self._check_open()
-            status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def _present_digest(self) -> str:
         digest = hashlib.sha256()
@@ -129,6 +137,8 @@ def _open_within(path: Path, root: Path) -> int:
     resolved = path.resolve(strict=True)
     if not resolved.is_relative_to(folder):
         raise ValueError("leads out of its folder")
+    if resolved == folder:
+        raise ValueError("is not a file")
     *folders, name = resolved.relative_to(folder).parts
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(folder, flags | os.O_DIRECTORY)

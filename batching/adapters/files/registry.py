@@ -55,7 +55,22 @@ class AdapterRegistry:
         Raises:
             AdapterError: the name is none or taken, or there are too many.
         """
+        self.check_name(name)
         served = ServedAdapter(name, base, file, source)
+        with self._lock:
+            if name in self._served:
+                raise AdapterError(f"the adapter '{name}' is already loaded")
+            if len(self._served) >= self._max_adapters:
+                raise AdapterError(f"{self._max_adapters} adapters are loaded, which is the limit")
+            self._served[name] = served
+        return served
+
+    def check_name(self, name: str) -> None:
+        """Check that an adapter can have a name, if none has it yet.
+
+        Raises:
+            AdapterError: it is none, or that of a model.
+        """
         shown = printable(name)
         if not _NAME.fullmatch(name):
             raise AdapterError(
@@ -63,13 +78,6 @@ class AdapterRegistry:
             )
         if self._is_taken(name):
             raise AdapterError(f"'{shown}' is the name of a model")
-        with self._lock:
-            if name in self._served:
-                raise AdapterError(f"the adapter '{shown}' is already loaded")
-            if len(self._served) >= self._max_adapters:
-                raise AdapterError(f"{self._max_adapters} adapters are loaded, which is the limit")
-            self._served[name] = served
-        return served
 
     def replace(self, name: str, base: str, file: AdapterFile, *, source: str) -> ServedAdapter:
         """Serve an adapter in place of that of its name, if there is one of this base.
@@ -96,6 +104,12 @@ class AdapterRegistry:
             served = self._served.get(name)
         is_one = served is not None and (not colon or base == served.base)
         return served if is_one else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all, in the order in which they were added."""
+        with self._lock:
+            return [*self._served]
 
     def of(self, base: str) -> list[ServedAdapter]:
         """Return the adapters of a model, in the order in which they were added."""

@@ -1,5 +1,6 @@
 """The adapters of an executor: what is in its slots, and which rows of a step have which."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -9,13 +10,15 @@ from batching.adapters.files.fitting import fitted
 from batching.adapters.low_rank import LowRank
 from batching.adapters.slots import AdapterLoad
 from batching.backend.adapters.linears import AdaptedLinears
-from batching.backend.exceptions import forget_locals
+from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.hooks.call_rows import CallRows, called_with
 from batching.backend.sampling.slice_sampler import request_ids
-from batching.errors import AdapterError
+from batching.errors import AdapterChanged
 from batching.fit.weights import adapter_bytes
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.step_plan import Slice, StepPlan
+
+logger = logging.getLogger(__name__)
 
 # Returns the numbers of an adapter for the layers of a model, by their paths.
 ReadAdapter = Callable[[Adapter, AdaptableLayers], Mapping[str, LowRank]]
@@ -45,8 +48,8 @@ class ModelAdapters:
         self.layers = layers
         self._kinds = kinds
         self._read = read
-        # Why what was to be in a slot is not there.
-        self._failed: dict[int, Exception] = {}
+        # Why what was to be in a slot is not there, and what clients are told of it.
+        self._failed: dict[int, tuple[Exception, str]] = {}
 
     def load(self, plan: StepPlan) -> None:
         """Fill slots as a plan orders it.
@@ -61,14 +64,17 @@ class ModelAdapters:
             except Exception as error:
                 # Arrays may not fit in memory.
                 forget_locals(error)
-                self._failed[order.slot] = error
+                adapter = order.adapter
+                logger.warning(
+                    "cannot load the adapter %s of %s: %s", adapter, adapter.path, one_line(error)
+                )
+                self._failed[order.slot] = error, _reason(adapter, error)
         if failing := [s for s in plan.slices if s.adapter_slot in self._failed]:
             # Those with another adapter start again, and fail by themselves.
             slot = failing[0].adapter_slot
-            cause = self._failed[slot]
-            reasons = [str(cause)] if isinstance(cause, AdapterError) else []
+            cause, reason = self._failed[slot]
             raise SlicesFailed(
-                request_ids(s for s in failing if s.adapter_slot == slot), *reasons
+                request_ids(s for s in failing if s.adapter_slot == slot), reason
             ) from cause
 
     @contextmanager
@@ -95,6 +101,12 @@ class ModelAdapters:
         weights = self._read(order.adapter, self.layers)
         for kind in self._kinds:
             kind.put(order.slot, {path: weights[path] for path in weights.keys() & kind.paths})
+
+
+def _reason(adapter: Adapter, error: Exception) -> str:
+    # Other messages name folders of this machine.
+    is_known = isinstance(error, AdapterChanged)
+    return str(error) if is_known else f"the adapter '{adapter}' cannot be loaded"
 
 
 def are_adapted(slices: Sequence[Slice]) -> bool:

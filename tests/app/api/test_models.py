@@ -1,11 +1,15 @@
 """`GET /v1/models`, `GET /v1/models/{id}` and `GET /health`."""
 
+import threading
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from app import __version__
+from app.api.models import schemas
+from app.api.ollama import models as ollama
 from batching import StoreUse
 from batching.model_files import vision
 from tests.support.local_models import write_folder
@@ -51,6 +55,27 @@ async def test_the_models_are_listed() -> None:
         "pinned": False,
         "expires_at": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/models", schemas.ModelList), ("/api/tags", ollama.Tags)],
+)
+async def test_a_long_list_does_not_hold_up_the_event_loop(
+    path: str, kind: type[BaseModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand adapters take long to be written."""
+    threads: list[int] = []
+    write = kind.model_dump_json
+
+    def note(listed: BaseModel) -> str:
+        threads.append(threading.get_ident())
+        return write(listed)
+
+    monkeypatch.setattr(kind, "model_dump_json", note)
+    async with served() as server:
+        assert (await server.client.get(path)).status_code == 200
+    assert len(threads) == 1 and threading.get_ident() not in threads
 
 
 async def test_the_length_of_a_loaded_model_is_listed() -> None:

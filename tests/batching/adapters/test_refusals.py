@@ -284,6 +284,12 @@ def test_links_that_lead_out_of_the_folder(tmp_path: Path) -> None:
         assert refusal(folder) == f"{name} leads out of its folder"
 
 
+def test_a_link_to_the_folder_itself(tmp_path: Path) -> None:
+    (write_peft(tmp_path, PEFT) / OF_PEFT).unlink()
+    (tmp_path / OF_PEFT).symlink_to(".")
+    assert refusal(tmp_path) == f"{OF_PEFT} is not a file"
+
+
 def test_links_within_the_folder_and_to_it(tmp_path: Path) -> None:
     folder = write_peft(tmp_path / "adapter", PEFT)
     (folder / "files").mkdir()

@@ -1,6 +1,7 @@
 """Slots of adapters: by themselves, and as the scheduler gives them."""
 
 from collections.abc import Sequence
+from math import inf
 
 from hypothesis import example, given, strategies as st
 
@@ -144,6 +145,39 @@ def test_an_urgent_request_makes_those_give_way_that_have_its_slot() -> None:
     plan = scheduler.schedule(now=5.0)
     assert str(plan).startswith("7[0:2]%1")
     assert [r.num_preemptions for r in slow] == [1, 1]
+
+
+def test_only_those_give_way_that_have_one_adapter() -> None:
+    """However many are due later: they keep what they have computed."""
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=8, max_adapters=3))
+    adapters = [A, B, C, A, None, B, C]
+    paused = [
+        request(i, 2, 8, adapter=each, is_best_effort=True) for i, each in enumerate(adapters)
+    ]
+    runner = TokenRunner(scheduler.config)
+    for each in paused:
+        scheduler.add(each)
+    for now in range(2):
+        plan = scheduler.schedule(now=float(now))
+        scheduler.update(plan, runner.run(plan))
+    scheduler.add(request(7, 2, 1, adapter=Adapter("d", "/d", "4"), arrival_time=2.0))
+    assert str(scheduler.schedule(now=2.0)).startswith("7[0:2]%3")
+    assert [r.num_preemptions for r in paused] == [0, 0, 1, 0, 0, 0, 1]
+
+
+def test_a_request_that_gets_no_slot_takes_no_turn_of_other_engines() -> None:
+    """Those that would make way for it do not have the slot alone."""
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=4, max_adapters=1))
+    stream, paused = request(0, 2, 8, adapter=A), request(1, 2, 8, adapter=A, is_best_effort=True)
+    runner = TokenRunner(scheduler.config)
+    for each in (paused, stream):
+        scheduler.add(each)
+        plan = scheduler.schedule()
+        scheduler.update(plan, runner.run(plan))
+    scheduler.add(request(2, 2, 1, adapter=B))
+    assert scheduler.demand(now=0.0).num_pending == inf
+    scheduler.abort(stream)
+    assert scheduler.demand(now=0.0).num_pending == 2
 
 
 def test_what_a_failed_step_had_loaded_is_loaded_again() -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from app.prompts.templates.request_template import with_template
 from app.prompts.turn_order import turn_order
+from batching.adapters.files.adapter_file import opened
 from batching.engine import async_engine
 from batching.engine.async_engine import AsyncEngine
-from batching.errors import AdapterError
+from batching.errors import AdapterChanged, AdapterError
 from batching.model_info import ModelInfo
 from tests.support.requests import specs
 from tests.support.served_adapters import LAYERS, open_adapter
@@ -93,6 +94,19 @@ def test_what_was_found_out_of_a_model_is_true_with_an_adapter_too(engine: Async
     assert turn_order(cats) is turn_order(base)
     assert with_template(cats, "{{ messages }}").derived(find) == 2
     assert replace(cats, tokenizer=base.tokenizer) == base
+
+
+def test_an_adapter_whose_file_has_changed_is_refused_at_once(
+    engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """A step would fail, and all others begin again, for each of its requests."""
+    file = open_adapter(tmp_path, "cats", seed=73)
+    engine.adapted(file)
+    (tmp_path / "cats" / "adapters.safetensors").write_bytes(b"")
+    with pytest.raises(AdapterError):
+        opened(file.adapter)
+    with pytest.raises(AdapterChanged, match="'cats' have changed"):
+        engine.adapted(file)
 
 
 def test_a_model_without_adapters_takes_none(tmp_path: Path) -> None:

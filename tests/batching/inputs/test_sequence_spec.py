@@ -1,6 +1,6 @@
 """A field of a request is written at one place, and arrives wherever it is needed."""
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 from batching.adapters.adapter import Adapter
 from batching.block_manager import BlockIds, BlockTable, Run
@@ -32,7 +32,7 @@ SPEC = SequenceSpec(
     pooling=None,
     images=(PlacedImage(0, image_of(b"cat", 1)),),
     num_choices=3,
-    adapter=Adapter("style", "/style", "digest"),
+    adapter=Adapter("a", "/a", "0" * 64),
     time_limit=9.0,
 )
 
@@ -82,6 +82,19 @@ def test_a_choice_that_starts_again_has_what_it_had_generated_and_its_seed() -> 
         each for i, each in enumerate(told) if each.sequence_id in {s.sequence_id for s in told[:i]}
     ]
     assert again and all(each.output_token_ids for each in again)
+
+
+def test_no_salt_leads_to_what_an_adapter_has_cached() -> None:
+    """Nor another way round: clients choose their salts, and the digests of adapters are known to all."""
+    adapter = Adapter("a", "/a", "0" * 64)
+    adapted = SequenceSpec(prompt=(1,), cache_salt="tenant", adapter=adapter)
+    keys = {adapted.cache_key, replace(adapted, cache_salt="").cache_key}
+    salts = ["", "tenant", f"\0adapter {adapter.digest}", f"tenant\0adapter {adapter.digest}"]
+    salts += [key.decode(errors="ignore") for key in keys]
+    assert keys.isdisjoint(SequenceSpec(prompt=(1,), cache_salt=salt).cache_key for salt in salts)
+    other = replace(adapter, digest="1" * 64)
+    assert replace(adapted, adapter=other).cache_key not in keys
+    assert len(keys) == 2
 
 
 def test_what_a_table_was_does_not_change_with_it() -> None:

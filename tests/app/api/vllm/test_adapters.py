@@ -13,6 +13,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from app.api.vllm import adapters
 from batching import AdapterFile, ModelState
 from tests.support.served_adapters import LAYERS, SayingAdapters, write_adapter
 from tests.support.speaker import MODEL_ID, Served, served
@@ -128,6 +129,36 @@ async def test_what_cannot_be_served_is_told_by_field(
         assert (status, found) == (400, param)
         assert message in text and "\n" not in text
         assert server.manager.adapters.of(MODEL_ID) == []
+
+
+async def test_a_name_is_checked_before_a_model_is_loaded_for_it(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a")
+    async with open_to_adapters(tmp_path) as server:
+        assert error_of(await load(server, "a:b", tmp_path / "a"))[:2] == (400, "lora_name")
+        assert server.manager.loaded(MODEL_ID) is None
+
+
+async def test_prompts_are_rendered_beside_slow_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read = threading.Event()
+
+    def read(folder: Path, name: str) -> AdapterFile:
+        assert may_read.wait(30)
+        return AdapterFile(folder, name)
+
+    monkeypatch.setattr(adapters, "AdapterFile", read)
+    names = "abcd"
+    for each in names:
+        write_adapter(tmp_path / each)
+    async with open_to_adapters(tmp_path) as server:
+        loads = [asyncio.create_task(load(server, each, tmp_path / each)) for each in names]
+        try:
+            assert (await server.chat()).status_code == 200
+            assert not any(each.done() for each in loads)
+        finally:
+            may_read.set()
+        assert {each.status_code for each in await asyncio.gather(*loads)} == {200}
 
 
 async def test_a_hub_id_is_no_folder_that_is_allowed(tmp_path: Path) -> None:

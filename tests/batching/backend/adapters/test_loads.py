@@ -1,19 +1,21 @@
 """Adapters are loaded before the step that needs them; those that cannot be fail their own requests."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from batching.adapters.adapter import Adapter
 from batching.adapters.slots import AdapterLoad
+from batching.backend.adapters.model import read_adapter
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
-from batching.errors import AdapterError
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
@@ -25,6 +27,7 @@ from tests.support.adapted_models import Adapted, adapt
 from tests.support.greedy import most_probable
 from tests.support.model_zoo import make_tiny
 from tests.support.requests import make_request, respec
+from tests.support.served_adapters import open_adapter
 from tests.support.serving import pipeline_of, serve as served
 
 CONFIG: Final = SchedulerConfig(
@@ -104,17 +107,31 @@ def test_an_adapter_that_cannot_be_read_fails_its_requests(
     good = adapted.add("good", rank=2)
     requests = requests_of(good, MISSING, None, MISSING, good)
     failures = serve(adapted, requests)
-    assert failures == dict.fromkeys((1, 3), "the model failed while serving this request")
+    assert failures == dict.fromkeys((1, 3), "the adapter 'missing' cannot be loaded")
     assert_golden(adapted, [requests[i] for i in (0, 2, 4)])
 
 
-def test_its_clients_are_told_why(adapted: Adapted, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(adapter: Adapter, _: object) -> None:
-        raise AdapterError(f"the files of the adapter {adapter} have changed")
-
-    monkeypatch.setattr(adapted.adapters.model, "_read", read)
-    failures = serve(adapted, requests_of(None, MISSING))
-    assert failures == {1: "the files of the adapter missing have changed"}
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_its_clients_are_told_why_and_the_operator_where(
+    is_changed: bool,
+    adapted: Adapted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Files of the same contents that other tests left open would be as good.
+    file = open_adapter(tmp_path, "cats", seed=71 + is_changed)
+    weights = tmp_path / "cats" / "adapters.safetensors"
+    with weights.open("r+b") as other:
+        other.seek(-4, os.SEEK_END)
+        other.write(b"\0\0\0\x40")
+    if not is_changed:
+        (tmp_path / "cats" / "adapter_config.json").unlink()
+    monkeypatch.setattr(adapted.adapters.model, "_read", read_adapter)
+    failures = serve(adapted, requests_of(None, file.adapter))
+    changed = "the files of the adapter 'cats' have changed since it was loaded; load it again"
+    assert failures == {1: changed if is_changed else "the adapter 'cats' cannot be loaded"}
+    assert f"cannot load the adapter cats of {tmp_path / 'cats'}" in caplog.text
 
 
 def plan_of(slot: int, *loads: AdapterLoad) -> StepPlan:
