@@ -57,11 +57,10 @@ class SequenceSpec:
     def cache_key(self) -> bytes:
         """What else keys and values depend on: they are shared only by prompts with the same."""
         salt = self.cache_salt.encode()
-        return (
-            salt
-            if self.adapter is None
-            else b"%b\0adapter %b" % (salt, self.adapter.digest.encode())
-        )
+        if self.adapter is None:
+            return salt
+        # No salt has such a byte: none can be taken for another one with an adapter.
+        return b"\xff%b %b" % (self.adapter.digest.encode(), salt)
 
     @property
     def output_limit(self) -> int:

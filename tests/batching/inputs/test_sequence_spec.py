@@ -1,7 +1,8 @@
 """A field of a request is written at one place, and arrives wherever it is needed."""
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
+from batching.adapters.adapter import Adapter
 from batching.block_manager import BlockIds, BlockTable, Run
 from batching.constraints.protocol import AllowedTokens
 from batching.inputs.images import PlacedImage
@@ -31,13 +32,16 @@ SPEC = SequenceSpec(
     pooling=None,
     images=(PlacedImage(0, image_of(b"cat", 1)),),
     num_choices=3,
+    adapter=Adapter("cats", "/cats", "c" * 64),
     time_limit=9.0,
 )
 
 
 def started(spec: SequenceSpec) -> list[StartedSequence]:
     """Return what an executor is told of the choices of a spec until they end."""
-    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=3, max_num_seqs=2))
+    scheduler = ContinuousBatchingScheduler(
+        small_config(num_blocks=3, max_num_seqs=2, max_adapters=1)
+    )
     runner = TokenRunner(scheduler.config)
     request = BatchRequest(0, spec)
     for i in range(1, spec.num_choices):
@@ -93,3 +97,17 @@ def test_what_a_table_was_does_not_change_with_it() -> None:
     assert table.value.block_ids == (9, 9, 9, 5)
     table.clear()
     assert table.value == BlockIds()
+
+
+def test_no_salt_is_taken_for_an_adapter() -> None:
+    """Clients write salts; keys and values of the model alone are not those with an adapter."""
+    digests = "a" * 64, "b" * 64
+    salts = ["", "s", *(f"{salt}\0adapter {digest}" for salt in ("", "s") for digest in digests)]
+    salts += [f"\xff{digest} {salt}" for digest in digests for salt in ("", "s")]
+    adapters = [None, *(Adapter("cats", "/cats", digest) for digest in digests)]
+    keys = [
+        replace(SPEC, cache_salt=salt, adapter=adapter).cache_key
+        for salt in salts
+        for adapter in adapters
+    ]
+    assert len({*keys}) == len(keys)
