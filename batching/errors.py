@@ -91,9 +91,9 @@ class AdapterError(RequestError):
 
 
 class AdapterChanged(AdapterError):
-    def __init__(self, path: str) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(
-            f"the files of the adapter {printable(path)} have changed since it was loaded; load it again"
+            f"the files of the adapter '{printable(name)}' have changed since it was loaded; load it again"
         )
 
 

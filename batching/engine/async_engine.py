@@ -27,6 +27,7 @@ from batching.engine.served_engine import ServedEngine
 from batching.engine.stream_router import AdaptersInUse, StreamRouter
 from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import (
+    AdapterChanged,
     AdapterError,
     DeadlineExceeded,
     EngineError,
@@ -204,8 +205,11 @@ class AsyncEngine:
         Who has it, or a stream of it, holds the adapter's file.
 
         Raises:
-            AdapterError: the adapter does not fit the model.
+            AdapterError: the adapter does not fit the model, or its files were found to have changed.
         """
+        if not adapter.is_open:
+            # In a step it would fail again, and all others in the engine would start over.
+            raise AdapterChanged(adapter.adapter.name)
         if adapter not in self._fitting:
             layers = self.model.adapters
             if isinstance(layers, NoAdapters):

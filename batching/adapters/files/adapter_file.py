@@ -95,7 +95,7 @@ class AdapterFile:
                 numbers = {path: self._numbers(each) for path, each in self._matrices.items()}
                 self._file.verify()
             except ContentsChanged:
-                raise AdapterChanged(self.adapter.path) from None
+                raise AdapterChanged(self.adapter.name) from None
         return numbers
 
     def _numbers(self, layer: Matrices) -> LowRank:
@@ -123,7 +123,7 @@ _open_files: Final = weakref.WeakSet[AdapterFile]()
 
 
 def opened(adapter: Adapter) -> AdapterFile:
-    """Return the open file of an adapter, or open its folder again.
+    """Return the open file of an adapter, or open its folder again; files that have changed are closed.
 
     Raises:
         AdapterChanged: the folder has another one.
@@ -134,10 +134,13 @@ def opened(adapter: Adapter) -> AdapterFile:
     for file in same:
         if file.is_intact:
             return file
+    for file in same:
+        # So that who has it need not read it again to know.
+        file.close()
     file = AdapterFile(Path(adapter.path), adapter.name)
     if file.adapter != adapter:
         file.close()
-        raise AdapterChanged(adapter.path)
+        raise AdapterChanged(adapter.name)
     return file
 
 

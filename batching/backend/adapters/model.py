@@ -12,7 +12,7 @@ from batching.backend.adapters.linears import AdaptedLinears
 from batching.backend.exceptions import forget_locals
 from batching.backend.hooks.call_rows import CallRows, called_with
 from batching.backend.sampling.slice_sampler import request_ids
-from batching.errors import AdapterError
+from batching.errors import AdapterChanged, AdapterError
 from batching.fit.weights import adapter_bytes
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.step_plan import Slice, StepPlan
@@ -66,9 +66,8 @@ class ModelAdapters:
             # Those with another adapter start again, and fail by themselves.
             slot = failing[0].adapter_slot
             cause = self._failed[slot]
-            reasons = [str(cause)] if isinstance(cause, AdapterError) else []
             raise SlicesFailed(
-                request_ids(s for s in failing if s.adapter_slot == slot), *reasons
+                request_ids(s for s in failing if s.adapter_slot == slot), *_reasons(cause)
             ) from cause
 
     @contextmanager
@@ -95,6 +94,13 @@ class ModelAdapters:
         weights = self._read(order.adapter, self.layers)
         for kind in self._kinds:
             kind.put(order.slot, {path: weights[path] for path in weights.keys() & kind.paths})
+
+
+def _reasons(error: Exception) -> list[str]:
+    """Return what clients are told of an error; folders are not for them."""
+    if isinstance(error, AdapterChanged):
+        return [str(error)]
+    return ["its adapter cannot be read"] if isinstance(error, AdapterError) else []
 
 
 def are_adapted(slices: Sequence[Slice]) -> bool:

@@ -66,11 +66,13 @@ def test_files_that_are_overwritten(tmp_path: Path) -> None:
         other.write(b"\0\0\0\x40")
     # As `cp -p` does, for one.
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    changed = f"the files of the adapter {tmp_path} have changed since it was loaded; load it again"
+    changed = "the files of the adapter 'style' have changed since it was loaded; load it again"
     for attempt in file.read, partial(opened, file.adapter):
         with pytest.raises(AdapterChanged) as caught:
             attempt()
         assert str(caught.value) == changed
+    # Whoever has it sees that without reading it.
+    assert not file.is_open
     # Another copy of it is as good.
     copy = AdapterFile(write(tmp_path / "copy", seed=6), "style")
     assert copy.adapter == file.adapter

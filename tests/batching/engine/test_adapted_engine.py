@@ -1,6 +1,7 @@
 """An engine with an adapter: a model of its own, on the engine of its base."""
 
 import gc
+import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +12,10 @@ import pytest
 
 from app.prompts.templates.request_template import with_template
 from app.prompts.turn_order import turn_order
+from batching.adapters.files.adapter_file import opened
 from batching.engine import async_engine
 from batching.engine.async_engine import AsyncEngine
-from batching.errors import AdapterError
+from batching.errors import AdapterChanged, AdapterError
 from batching.model_info import ModelInfo
 from tests.support.requests import specs
 from tests.support.served_adapters import LAYERS, open_adapter
@@ -61,6 +63,19 @@ def test_an_adapter_is_fitted_once_and_kept_by_those_that_use_it(
     views.clear()
     gc.collect()
     assert kept() is None
+
+
+def test_an_adapter_that_a_step_found_changed_is_refused(
+    engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """In another step it would fail again, and the cached prefixes of all would be lost each time."""
+    file = open_adapter(tmp_path, "cats")
+    engine.adapted(file)
+    os.truncate(next(tmp_path.rglob("*.safetensors")), 50)
+    with pytest.raises(AdapterError):
+        opened(file.adapter)
+    with pytest.raises(AdapterChanged, match="the files of the adapter 'cats' have changed"):
+        engine.adapted(file)
 
 
 async def test_a_stream_keeps_the_file_of_its_adapter(engine: AsyncEngine, tmp_path: Path) -> None:

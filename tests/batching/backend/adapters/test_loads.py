@@ -13,7 +13,7 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
-from batching.errors import AdapterError
+from batching.errors import AdapterChanged, AdapterError
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
@@ -108,13 +108,21 @@ def test_an_adapter_that_cannot_be_read_fails_its_requests(
     assert_golden(adapted, [requests[i] for i in (0, 2, 4)])
 
 
-def test_its_clients_are_told_why(adapted: Adapted, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (AdapterChanged("cats"), str(AdapterChanged("cats"))),
+        (AdapterError("cannot load the adapter /secret: it is gone"), "its adapter cannot be read"),
+    ],
+)
+def test_its_clients_are_told_why(
+    adapted: Adapted, monkeypatch: pytest.MonkeyPatch, error: AdapterError, told: str
+) -> None:
     def read(adapter: Adapter, _: object) -> None:
-        raise AdapterError(f"the files of the adapter {adapter} have changed")
+        raise error
 
     monkeypatch.setattr(adapted.adapters.model, "_read", read)
-    failures = serve(adapted, requests_of(None, MISSING))
-    assert failures == {1: "the files of the adapter missing have changed"}
+    assert serve(adapted, requests_of(None, MISSING)) == {1: told}
 
 
 def plan_of(slot: int, *loads: AdapterLoad) -> StepPlan:
