@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from batching.adapters.adapter import AdaptableLayer, AdaptableLayers, NoAdapters
+from batching.adapters.adapter import NO_SLOT, AdaptableLayer, AdaptableLayers, NoAdapters
 from batching.adapters.low_rank import LowRank
 from batching.backend.adapters.linears import AdaptedLinears
 from batching.backend.adapters.model import (
@@ -99,14 +99,18 @@ def _tried(
     checked: CheckedModel,
     kinds: Sequence[AdaptedLinears],
 ) -> AdaptableLayers:
-    """Return the layers that add adapters of zeros to a prompt, and to decodes."""
+    """Return the layers that add adapters of zeros to prompts, and to decodes of which not all have one."""
     found = adapted.found
     adapters = ModelAdapters(kinds, AdaptableLayers(found.layers, {}, 1))
     num_window_blocks = 0 if checked.layout.window is None else 2
     cache = checked.cache(2, config.block_size, num_window_blocks=num_window_blocks)
     runner = MLXRunner(adapted.model, adapted.vocab_size, checked.selection, cache)
     used = set(found.layers)
-    for slices in ([_slice(0, 0, 2)], [_slice(0, 2, 1), _slice(1, 0, 1)]):
+    prompts, decodes = (
+        [_slice(0, 0, 2), _slice(1, 0, 1)],
+        [_slice(0, 2, 1), _slice(1, 1, 1, NO_SLOT)],
+    )
+    for slices in (prompts, decodes):
         for kind in kinds:
             kind.put(_SLOT, {path: _zeros(found.layers[path]) for path in kind.paths})
         step = cache.begin(slices)
@@ -124,7 +128,7 @@ def _tried(
     )
 
 
-def _slice(sequence_id: int, start: int, num_tokens: int) -> Slice:
+def _slice(sequence_id: int, start: int, num_tokens: int, adapter_slot: int = _SLOT) -> Slice:
     blocks = BlockTable([sequence_id]).value
     return Slice(
         sequence_id,
@@ -133,7 +137,7 @@ def _slice(sequence_id: int, start: int, num_tokens: int) -> Slice:
         blocks,
         blocks,
         state_slot=sequence_id,
-        adapter_slot=_SLOT,
+        adapter_slot=adapter_slot,
         num_samples=1,
         is_prefill=start == 0,
     )

@@ -20,6 +20,7 @@ from batching.adapters.files.adapter_file import AdapterFile
 from batching.backend.adapters.survey import survey
 from batching.backend.builder.adapters import AdaptedModel, open_adapters
 from batching.backend.builder.engine import build_engine
+from batching.backend.devices import Gpu
 from batching.backend.hooks.changes import Changes
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
@@ -270,6 +271,21 @@ def test_a_model_that_turns_its_rows_is_served_without(
     assert loaded.memory.adapters == 0
     assert len(run(loaded, make_request(0, [1, 2, 3], max_tokens=4, sampling=SCORED))[0]) == 4
     loaded.close()
+
+
+def test_a_device_without_the_product_of_unlike_decodes_is_served_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such product")
+
+    monkeypatch.setattr(mx, "gather_mm", fail)
+    model = make_tiny("qwen3")
+    adapted = AdaptedModel(model, VOCAB_SIZE, survey(model))
+    checked = check_model(model, VOCAB_SIZE, gpu=Gpu.CUDA)
+    config = EngineConfig(model="m", model_id="m", max_adapters=1)
+    opened = open_adapters(config, adapted, checked, Changes())
+    assert opened == NoAdapters("takes no adapters: RuntimeError: no such product")
 
 
 def test_such_a_model_stays_as_it_is(turned_rows: None) -> None:
