@@ -1,5 +1,6 @@
 """Which layers of a model adapters are made for, and how large they are."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,9 +10,12 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from batching.adapters.adapter import AdaptableLayer
 
+_EXPERTS: Final = "experts take no adapters"
+# Those with a module each are called with a row at a time (DBRX).
+_OF_EXPERT: Final = re.compile(r"(^|\.)experts\.\d+\.")
 _REFUSED: Final = {
     (nn.Embedding, nn.QuantizedEmbedding): "embeddings take no adapters",
-    (SwitchLinear, QuantizedSwitchLinear): "experts take no adapters",
+    (SwitchLinear, QuantizedSwitchLinear): _EXPERTS,
     (MultiLinear, QuantizedMultiLinear): "the matrices of latent heads take no adapters",
     (nn.Linear, nn.QuantizedLinear): "a product of the model's own kind takes no adapters",
 }
@@ -38,6 +42,8 @@ def survey(model: nn.Module) -> Survey:
             reasons = (text for kinds, text in _REFUSED.items() if isinstance(module, kinds))
             if reason := next(reasons, None):
                 found.refused[path] = reason
+        elif _OF_EXPERT.search(path):
+            found.refused[path] = _EXPERTS
         elif id(module) in inside:
             found.layers[path] = _layer(module)
         else:

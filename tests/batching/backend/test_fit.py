@@ -179,7 +179,14 @@ def test_weights_of_a_directory_take_what_is_computed(
 
 @rows(
     ("name", "bits"),
-    [("qwen3", None), ("qwen3", 4), ("qwen3_moe", 8), ("deepseek_v3", None), ("mamba2", None)],
+    [
+        ("qwen3", None),
+        ("qwen3", 4),
+        ("qwen3_moe", 8),
+        ("deepseek_v3", None),
+        ("mamba2", None),
+        ("dbrx", None),
+    ],
 )
 def test_layers_that_take_adapters_are_known_by_their_sizes(
     name: str, bits: int | None, tmp_path: Path
