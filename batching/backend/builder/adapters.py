@@ -125,6 +125,7 @@ def _tried(
         {path: layer for path, layer in found.layers.items() if path in used},
         found.refused | {path: _NOT_USED for path in found.layers if path not in used},
         min([config.max_adapter_rank, *ranks]),
+        found.takes_peft,
     )
 
 

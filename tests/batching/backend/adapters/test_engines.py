@@ -18,7 +18,7 @@ from mlx_lm.models import qwen3
 from batching.adapters.adapter import NO_ADAPTERS, AdaptableLayers, Adapter, NoAdapters
 from batching.adapters.files.adapter_file import AdapterFile
 from batching.backend.adapters.survey import survey
-from batching.backend.builder.adapters import AdaptedModel, open_adapters
+from batching.backend.builder.adapters import AdaptedModel, OpenAdapters, open_adapters
 from batching.backend.builder.engine import build_engine
 from batching.backend.devices import Gpu
 from batching.backend.hooks.changes import Changes
@@ -236,6 +236,17 @@ def test_the_pool_leaves_room_for_the_slots(tmp_path: Path) -> None:
     # A pool takes half of what is left.
     assert slots > 1 << 20
     assert without - beside == pytest.approx(slots / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "takes_peft"), [("falcon_h1", False), ("qwen3", True)])
+def test_what_mlx_lm_multiplies_takes_none_of_peft(name: str, takes_peft: bool) -> None:
+    model = make_tiny(name)
+    adapted = AdaptedModel(model, VOCAB_SIZE, survey(model))
+    checked = check_model(model, VOCAB_SIZE)
+    config = EngineConfig(model="m", model_id="m", max_adapters=1)
+    opened = open_adapters(config, adapted, checked, Changes())
+    assert isinstance(opened, OpenAdapters)
+    assert opened.model.layers.takes_peft is takes_peft
 
 
 def test_without_slots_nothing_is_prepared(tmp_path: Path) -> None:
