@@ -39,11 +39,13 @@ class AdaptableLayers:
 
     refused: why not, for other layers that adapters are made for.
     max_rank: the largest rank that is served.
+    takes_peft: whether weights are those that PEFT trains beside; mlx-lm multiplies some.
     """
 
     layers: Mapping[str, AdaptableLayer]
     refused: Mapping[str, str]
     max_rank: int
+    takes_peft: bool = True
 
 
 @dataclass(frozen=True, slots=True)

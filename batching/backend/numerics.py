@@ -9,7 +9,7 @@ from batching.config import EngineConfig
 
 # What is stored of keys, values and states is of this version of how they are computed.  A change that moves them by more than
 # the last bits gets another number; tests/batching/backend/test_numerics_version.py notices.
-NUMERICS_VERSION: Final = 1
+NUMERICS_VERSION: Final = 2
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}

@@ -76,6 +76,19 @@ def _unpaired(num_heads: str) -> Change:
     return change
 
 
+def _parted(num_heads: str) -> Change:
+    """Put the first numbers of rotated pairs before the second ones, as the converter does for GLM's of images."""
+
+    def change(value: Array, config: Config) -> Array:
+        heads = value.reshape(config[num_heads], config["head_dim"], *value.shape[1:])
+        rotated = int(config["head_dim"] * config["partial_rotary_factor"])
+        parts = heads[:, :rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]
+        parted: Array = np.concatenate(parts, axis=1).reshape(value.shape)
+        return parted
+
+    return change
+
+
 def _by_place(value: Array, config: Config) -> Array:
     """Put the first value heads of all key heads first, then the second ones."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
@@ -378,10 +391,12 @@ VARIANTS: Final[dict[str, Tiny]] = {
         sliding_window_pattern=2,
         settings={"sliding_window_pattern": "sliding_window_pattern"},
     ),
-    "glm-4.6v": _variant(
-        "glm4",
-        rope_traditional=False,
-        settings={"rope_dimension_sections": lambda _: [2, 1, 1, 0]},
+    "glm-4.6v": replace(
+        _variant("glm4", settings={"rope_dimension_sections": lambda _: [2, 1, 1, 0]}),
+        changes={
+            "q_proj": _parted("num_attention_heads"),
+            "k_proj": _parted("num_key_value_heads"),
+        },
     ),
     "qwen35 of as many heads": _variant("qwen35", linear_num_value_heads=2),
     "tied qwen35": _variant("qwen35", tie_word_embeddings=True),

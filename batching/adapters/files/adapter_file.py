@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from batching.adapters.adapter import Adapter
-from batching.adapters.files.adapter_config import CONFIG, AdapterConfig, parse_config
+from batching.adapters.files.adapter_config import CONFIG, PEFT_WEIGHTS, AdapterConfig, parse_config
 from batching.adapters.files.kept_file import ContentsChanged, KeptFile, Stamp
 from batching.adapters.files.matrices import LayerSizes, Matrices, check_places, matrices_of
 from batching.adapters.files.numbers import decode, scaled
@@ -36,6 +36,7 @@ class AdapterFile:
     adapter: what requests and plans name.
     layers: the sizes of its layers, by their paths in the model that it was made for.
     num_bytes: of the weights in the file.
+    is_of_peft: whether PEFT has written it, and not mlx-lm.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -55,6 +56,7 @@ class AdapterFile:
             except BaseException:
                 self._file.close()
                 raise
+        self.is_of_peft = config.weights == PEFT_WEIGHTS
         self.layers: Mapping[str, LayerSizes] = {
             path: each.sizes for path, each in self._matrices.items()
         }

@@ -18,8 +18,14 @@ def fit(file: AdapterFile, layers: AdaptableLayers) -> dict[str, str]:
     """Return by paths in the model which of the adapter's layers each of them is.
 
     Raises:
-        AdapterError: one of them is none of the model's, is not served, or has other sizes.
+        AdapterError: one of them is none of the model's, is not served, or has other sizes; or the model has others
+            than PEFT.
     """
+    who = f"the adapter {printable(str(file.adapter))}"
+    if file.is_of_peft and not layers.takes_peft:
+        raise AdapterError(
+            f"{who} does not fit the model: PEFT trained it beside weights that mlx-lm multiplies; one of mlx-lm would fit"
+        )
     places = _Places([*layers.layers, *layers.refused])
     fitted: dict[str, str] = {}
     for name, sizes in file.layers.items():
@@ -31,7 +37,6 @@ def fit(file: AdapterFile, layers: AdaptableLayers) -> dict[str, str]:
         else:
             reason = _why_not(sizes, path, layers)
         if path is None or reason:
-            who = f"the adapter {printable(str(file.adapter))}"
             raise AdapterError(f"{who} does not fit the model: {printable(name)} {reason}")
         fitted[path] = name
     return fitted

@@ -33,10 +33,13 @@ class StackedLinearModules(LinearModules):
         self._filled: dict[int, frozenset[str]] = {}
 
     def put(self, slot: int, weights: Mapping[str, LowRank]) -> None:
+        former = self._filled.get(slot, frozenset())
+        # Also if one of them fails: the next adapter in the slot may not have those before it.
+        self._filled[slot] = former | weights.keys()
         for path, layer in weights.items():
             self._stacks[path] = self._stacked(path, slot, layer)
             mx.eval(self._stacks[path])
-        for path in self._filled.get(slot, frozenset()) - weights.keys():
+        for path in (former - weights.keys()) & self._stacks.keys():
             # Its rows in a product with those of other adapters get nothing.
             stack = self._stacks[path][1]
             stack[slot] = 0

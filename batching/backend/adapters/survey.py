@@ -20,19 +20,26 @@ _REFUSED: Final = {
     (nn.Linear, nn.QuantizedLinear): "a product of the model's own kind takes no adapters",
 }
 _OUTSIDE: Final = "only what is inside of the model's layers takes adapters, and no output head"
+# mlx-lm multiplies weights of these by what the model on the hub multiplies activations by.
+_MULTIPLIED: Final = frozenset({"falcon_h1"})
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The linear layers that may take adapters, by their paths, and why others do not."""
+    """The linear layers that may take adapters, by their paths, and why others do not.
+
+    takes_peft: whether their weights are as on the hub.
+    """
 
     layers: dict[str, AdaptableLayer] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    takes_peft: bool = True
 
 
 def survey(model: nn.Module) -> Survey:
     """Look at a model as it was loaded, before a platform replaces its modules."""
-    found, known = Survey(), set[int]()
+    takes_peft = getattr(model, "model_type", None) not in _MULTIPLIED
+    found, known = Survey(takes_peft=takes_peft), set[int]()
     inside = {id(module) for layer in model.layers for module in layer.modules()}
     for path, module in sorted(model.named_modules()):
         if id(module) in known:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from batching.adapters.adapter import AdaptableLayer, AdaptableLayers, NoAdapters
+from batching.adapters.adapter import NO_SLOT, AdaptableLayer, AdaptableLayers, NoAdapters
 from batching.adapters.low_rank import LowRank
 from batching.backend.adapters.linears import AdaptedLinears
 from batching.backend.adapters.model import (
@@ -101,7 +101,7 @@ def _tried(
     checked: CheckedModel,
     kinds: Sequence[AdaptedLinears],
 ) -> AdaptableLayers:
-    """Return the layers that add adapters of zeros to a prompt, and to decodes."""
+    """Return the layers that add adapters of zeros to prompts, and to decodes of which not all have one."""
     found = adapted.found
     adapters = ModelAdapters(kinds, AdaptableLayers(found.layers, {}, 1))
     num_blocks = -(-_NUM_TOKENS // config.block_size) + 1
@@ -112,10 +112,13 @@ def _tried(
     blocks = BlockTable(range(num_blocks - 1)).value, BlockTable([num_blocks - 1]).value
     # Unlike ones: modules that get the rows which chose them would hardly get as many.
     tokens = [index % adapted.vocab_size for index in range(_NUM_TOKENS)]
-    for slices in (
-        [_slice(0, 0, tokens[:-1], blocks[0])],
-        [_slice(0, _NUM_TOKENS - 1, tokens[-1:], blocks[0]), _slice(1, 0, tokens[:1], blocks[1])],
-    ):
+    last = _NUM_TOKENS - 1
+    prompts = [_slice(0, 0, tokens[:last], blocks[0]), _slice(1, 0, tokens[:1], blocks[1])]
+    decodes = [
+        _slice(0, last, tokens[last:], blocks[0]),
+        _slice(1, 1, tokens[1:2], blocks[1], NO_SLOT),
+    ]
+    for slices in (prompts, decodes):
         for kind in kinds:
             kind.put(_SLOT, {path: _zeros(found.layers[path]) for path in kind.paths})
         step = cache.begin(slices)
@@ -130,10 +133,17 @@ def _tried(
         {path: layer for path, layer in found.layers.items() if path in used},
         found.refused | {path: _NOT_USED for path in found.layers if path not in used},
         min([config.max_adapter_rank, *ranks]),
+        found.takes_peft,
     )
 
 
-def _slice(sequence_id: int, start: int, tokens: Sequence[int], blocks: BlockIds) -> Slice:
+def _slice(
+    sequence_id: int,
+    start: int,
+    tokens: Sequence[int],
+    blocks: BlockIds,
+    adapter_slot: int = _SLOT,
+) -> Slice:
     return Slice(
         sequence_id,
         start,
@@ -141,7 +151,7 @@ def _slice(sequence_id: int, start: int, tokens: Sequence[int], blocks: BlockIds
         blocks,
         blocks,
         state_slot=sequence_id,
-        adapter_slot=_SLOT,
+        adapter_slot=adapter_slot,
         num_samples=1,
         is_prefill=start == 0,
     )

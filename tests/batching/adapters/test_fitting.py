@@ -1,5 +1,6 @@
 """Which layers of a model an adapter's are, and what does not fit is named."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,14 @@ from batching.adapters.adapter import AdaptableLayer, AdaptableLayers
 from batching.adapters.files.adapter_file import AdapterFile
 from batching.adapters.files.fitting import fit, fitted
 from batching.errors import AdapterError
-from tests.support.adapter_files import mlx_lm_tensors, write_mlx_lm
+from tests.support.adapter_files import (
+    Q_PROJ,
+    mlx_lm_tensors,
+    peft_tensors,
+    random_layers,
+    write_mlx_lm,
+    write_peft,
+)
 from tests.support.rows import rows
 
 SIZES: Final = AdaptableLayer(6, 8)
@@ -29,6 +37,16 @@ def adapter(
 
 def model(*paths: str, refused: dict[str, str] | None = None, max_rank: int = 8) -> AdaptableLayers:
     return AdaptableLayers(dict.fromkeys(paths, SIZES), refused or {}, max_rank)
+
+
+def test_adapters_of_peft_do_not_fit_weights_that_were_multiplied(tmp_path: Path) -> None:
+    layers = replace(model(Q_PROJ), takes_peft=False)
+    of_peft = AdapterFile(write_peft(tmp_path / "peft", peft_tensors(random_layers(1))), "style")
+    with pytest.raises(
+        AdapterError, match="the adapter style does not fit the model: PEFT trained"
+    ):
+        fit(of_peft, layers)
+    assert fit(adapter(tmp_path / "mlx", Q_PROJ), layers) == {Q_PROJ: Q_PROJ}
 
 
 @rows(

@@ -44,6 +44,24 @@ def _apart(num_heads: str) -> Change:
     return change
 
 
+def _beside(num_heads: str) -> Change:
+    """Put the numbers of a head's rotated pairs side by side, where a file of a model with axes has them apart."""
+
+    def change(weight: Weight, config: Config) -> Weight:
+        if not any(config["mrope_section"]):
+            return weight
+        rotated = int(config["head_dim"] * config["partial_rotary_factor"])
+
+        def of(part: mx.array) -> mx.array:
+            heads = mx.unflatten(part, 0, (config[num_heads], -1))
+            pairs = _swapped(heads[:, :rotated], 1, (1, 2, -1, 1))
+            return mx.contiguous(mx.concatenate([pairs, heads[:, rotated:]], axis=1).flatten(0, 1))
+
+        return weight.map(of)
+
+    return change
+
+
 def _swapped(part: mx.array, axis: int, shape: tuple[int, int, int, int]) -> mx.array:
     """View an axis in a shape, and swap the middle two."""
     axis %= part.ndim
@@ -127,6 +145,10 @@ OF_GEMMA: Final[Changes] = dict.fromkeys(_GEMMA_NORMS, _less_one)
 OF_ROTATED_PAIRS: Final[Changes] = {
     "attn_q": _apart("num_attention_heads"),
     "attn_k": _apart("num_key_value_heads"),
+}
+OF_GLM4: Final[Changes] = {
+    "attn_q": _beside("num_attention_heads"),
+    "attn_k": _beside("num_key_value_heads"),
 }
 OF_LFM2: Final[Changes] = {"shortconv.conv": _with_channels}
 OF_SHARED_EXPERT: Final[Changes] = {"ffn_gate_inp_shexp": _one_row}

@@ -117,6 +117,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         "glm4",
         names.ATTENTION | names.MLP | names.GLM4,
         values.GLM4,
+        changes.OF_GLM4,
         rope_scalings=frozenset(),
         rotates_a_part=True,
         half=_TRAINED_IN_BFLOAT16,

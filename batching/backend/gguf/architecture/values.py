@@ -106,8 +106,9 @@ GRANITE: Final[Values] = {
     "logits_scaling": lambda m: m.number("logit_scale"),
 }
 GLM4: Final[Values] = {
-    # The text models of GLM-4.1V and GLM-4.6V rotate halves: their converter undoes the pairs.
-    "rope_traditional": lambda m: not any(m.numbers("rope.dimension_sections")),
+    "rope_traditional": lambda _: True,
+    # Only those of GLM-4.1V and GLM-4.6V have some.
+    "mrope_section": lambda m: [int(size) for size in m.numbers("rope.dimension_sections")],
 }
 LATENT: Final[Values] = {
     "kv_lora_rank": lambda m: m.integer("attention.kv_lora_rank"),

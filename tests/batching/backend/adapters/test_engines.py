@@ -18,8 +18,9 @@ from mlx_lm.models import qwen3
 from batching.adapters.adapter import NO_ADAPTERS, AdaptableLayers, Adapter, NoAdapters
 from batching.adapters.files.adapter_file import AdapterFile
 from batching.backend.adapters.survey import survey
-from batching.backend.builder.adapters import AdaptedModel, open_adapters
+from batching.backend.builder.adapters import AdaptedModel, OpenAdapters, open_adapters
 from batching.backend.builder.engine import build_engine
+from batching.backend.devices import Gpu
 from batching.backend.hooks.changes import Changes
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
@@ -237,6 +238,17 @@ def test_the_pool_leaves_room_for_the_slots(tmp_path: Path) -> None:
     assert without - beside == pytest.approx(slots / 2, rel=0.02)
 
 
+@pytest.mark.parametrize(("name", "takes_peft"), [("falcon_h1", False), ("qwen3", True)])
+def test_what_mlx_lm_multiplies_takes_none_of_peft(name: str, takes_peft: bool) -> None:
+    model = make_tiny(name)
+    adapted = AdaptedModel(model, VOCAB_SIZE, survey(model))
+    checked = check_model(model, VOCAB_SIZE)
+    config = EngineConfig(model="m", model_id="m", max_adapters=1)
+    opened = open_adapters(config, adapted, checked, Changes())
+    assert isinstance(opened, OpenAdapters)
+    assert opened.model.layers.takes_peft is takes_peft
+
+
 def test_without_slots_nothing_is_prepared(tmp_path: Path) -> None:
     loaded = engine_of(write_tiny("qwen3", tmp_path / "base"))
     assert loaded.model.adapters == NO_ADAPTERS
@@ -272,6 +284,21 @@ def test_a_model_that_turns_its_rows_is_served_without(
     loaded.close()
 
 
+def test_a_device_without_the_product_of_unlike_decodes_is_served_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such product")
+
+    monkeypatch.setattr(mx, "gather_mm", fail)
+    model = make_tiny("qwen3")
+    adapted = AdaptedModel(model, VOCAB_SIZE, survey(model))
+    checked = check_model(model, VOCAB_SIZE, gpu=Gpu.CUDA)
+    config = EngineConfig(model="m", model_id="m", max_adapters=1)
+    opened = open_adapters(config, adapted, checked, Changes())
+    assert opened == NoAdapters("takes no adapters: RuntimeError: no such product")
+
+
 def test_such_a_model_stays_as_it_is(turned_rows: None) -> None:
     model = make_tiny("qwen3")
     adapted = AdaptedModel(model, VOCAB_SIZE, survey(model))
@@ -292,7 +319,7 @@ def test_prefixes_on_disk_are_known_by_what_an_adapter_contains(tmp_path: Path) 
     def life(*adapters: Adapter | None) -> tuple[list[list[float]], list[int]]:
         loaded = engine_of(folder, max_adapters=2, kv_cache_dir=tmp_path / "kv")
         prompt = [1 + i % 7 for i in range(41)]
-        fields = {"max_tokens": 4, "sampling": SCORED}
+        fields: dict[str, Any] = {"max_tokens": 4, "sampling": SCORED}
         requests = [make_request(i, prompt, adapter=a, **fields) for i, a in enumerate(adapters)]
         found = run(loaded, *requests)
         loaded.engine.save_rest(60.0)

@@ -1,7 +1,7 @@
 """What linear layers add to their rows: to each by its adapter, to others nothing, not even rounding."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -185,6 +185,20 @@ def test_stacks_hold_what_files_hold() -> None:
     linears.clear()
     linears.put(2, {PATH: low_rank(2, 1, "F16")})
     assert dtypes() == [mx.float16, mx.float16]
+
+
+def test_nothing_stays_of_an_adapter_that_was_put_by_half() -> None:
+    linear, other = nn.Linear(INPUTS, OUTPUTS), nn.Linear(INPUTS, OUTPUTS)
+    linears = StackedLinearModules({PATH: linear, "other": other}, 3, Changes())
+    linears.put(1, {"other": ADAPTERS[0]})
+    no_memory: Any = None
+    with pytest.raises(TypeError):
+        linears.put(2, {PATH: ADAPTERS[1], "other": no_memory})
+    linears.put(2, {"other": ADAPTERS[2]})
+    x = mx.random.normal((2, 1, INPUTS))
+    plain = linear(x)
+    linears.use(rows_of(slices(1, 2)))
+    assert mx.array_equal(linear(x), plain)
 
 
 def test_rows_without_adapters_run_the_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from batching.adapters.low_rank import LowRank
 from batching.backend.gguf.model import GgufOutline
 from batching.model_files.gguf_header import read_header
 from tests.support.adapter_files import peft_tensors, write_peft
-from tests.support.gguf_architectures import TINY, Array
+from tests.support.gguf_architectures import TINY, VARIANTS, Array
 from tests.support.gguf_converter import random_model, write_model
 
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]])
@@ -50,9 +50,9 @@ def read_file(path: Path) -> tuple[nn.Module, AdaptableLayers]:
     return outline.model, AdaptableLayers(layers, {}, 8)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "granite", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "granite", "phi3", "glm4", "glm-4.6v"])
 def test_an_adapter_of_a_files_model(tmp_path: Path, name: str) -> None:
-    tiny = TINY[name]
+    tiny = {**TINY, **VARIANTS}[name]
     model, config = random_model(tiny)
     adapter = random_adapter(model)
     folder = write_peft(tmp_path / "style", peft_tensors(adapter), r=2, lora_alpha=4)
