@@ -27,7 +27,6 @@ from batching.engine.served_engine import ServedEngine
 from batching.engine.stream_router import AdaptersInUse, StreamRouter
 from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import (
-    AdapterChanged,
     AdapterError,
     DeadlineExceeded,
     EngineError,
@@ -205,11 +204,10 @@ class AsyncEngine:
         Who has it, or a stream of it, holds the adapter's file.
 
         Raises:
-            AdapterError: the adapter does not fit the model.
-            AdapterChanged: requests with it fail; each of these costs all others what they have computed.
+            AdapterError: the adapter does not fit the model, or its requests fail.
         """
-        if adapter.is_lost:
-            raise AdapterChanged(adapter.adapter.name)
+        if (fault := adapter.fault) is not None:
+            raise AdapterError(fault)
         if adapter not in self._fitting:
             layers = self.model.adapters
             if isinstance(layers, NoAdapters):

@@ -65,8 +65,8 @@ class AdapterFile:
         )
         rank = max(sizes.rank for sizes in self.layers.values())
         self.adapter = Adapter(name, str(folder.absolute()), self._digest(), rank)
-        # As it was when its numbers could not be had.
-        self._lost_at: Stamp | None = None
+        # Why its requests fail, and how the file was then.
+        self._fault: tuple[str, Stamp] | None = None
         with _lock:
             _open_files.add(self)
 
@@ -84,20 +84,23 @@ class AdapterFile:
         return True
 
     @property
-    def is_lost(self) -> bool:
-        """Whether it had changed when it was needed, and nothing was done to it since; reads nothing."""
-        try:
-            return self._lost_at is not None and self._file.stamp() == self._lost_at
-        except OSError:
-            return False
+    def fault(self) -> str | None:
+        """Why its requests fail, unless something was done to the file since; reads nothing.
+
+        Each that failed would cost all others of its step what they have computed.
+        """
+        with suppress(OSError):
+            if self._fault is not None and self._file.stamp() == self._fault[1]:
+                return self._fault[0]
+        return None
 
     def close(self) -> None:
         self._file.close()
 
-    def lose(self) -> None:
-        """Record that it had changed when it was needed."""
+    def mark_failing(self, fault: str) -> None:
+        """Record why its requests fail; `fault` is a message for clients."""
         with suppress(OSError):
-            self._lost_at = self._file.stamp()
+            self._fault = fault, self._file.stamp()
 
     def read(self) -> dict[str, LowRank]:
         """Return the numbers of all layers, by their paths in the model that the adapter was made for.
@@ -146,17 +149,25 @@ def opened(adapter: Adapter) -> AdapterFile:
         AdapterChanged: the folder has another one.
         AdapterError: it cannot be read.
     """
-    with _lock:
-        same = [file for file in _open_files if file.adapter == adapter]
-    for file in same:
+    for file in _files_of(adapter):
         if file.is_intact:
             return file
     try:
         return _opened_again(adapter)
     except AdapterError:
-        for file in same:
-            file.lose()
+        mark_failing(adapter, str(AdapterChanged(adapter.name)))
         raise
+
+
+def mark_failing(adapter: Adapter, fault: str) -> None:
+    """Record for all open files of an adapter why its requests fail; see `AdapterFile.mark_failing`."""
+    for file in _files_of(adapter):
+        file.mark_failing(fault)
+
+
+def _files_of(adapter: Adapter) -> list[AdapterFile]:
+    with _lock:
+        return [file for file in _open_files if file.adapter == adapter]
 
 
 def _opened_again(adapter: Adapter) -> AdapterFile:

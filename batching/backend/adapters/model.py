@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from batching.adapters.adapter import NO_SLOT, AdaptableLayers, Adapter
-from batching.adapters.files.adapter_file import opened
+from batching.adapters.files.adapter_file import mark_failing, opened
 from batching.adapters.files.fitting import fitted
 from batching.adapters.low_rank import LowRank
 from batching.adapters.slots import AdapterLoad
@@ -16,6 +16,7 @@ from batching.backend.sampling.slice_sampler import request_ids
 from batching.errors import AdapterChanged
 from batching.fit.weights import adapter_bytes
 from batching.steps.model_runner import SlicesFailed
+from batching.steps.sequences import SequenceState
 from batching.steps.step_plan import Slice, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,19 @@ def _reason(adapter: Adapter, error: Exception) -> str:
     # Other messages name folders of this machine.
     is_known = isinstance(error, AdapterChanged)
     return str(error) if is_known else f"the adapter '{adapter}' cannot be loaded"
+
+
+def mark_overflowing(error: Exception, sequences: Mapping[int, SequenceState]) -> None:
+    """Have no more requests with the adapters whose rows were not finite, if that is what a step failed for."""
+    if not (isinstance(error, SlicesFailed) and isinstance(error.__cause__, FloatingPointError)):
+        return
+    adapters = {sequences[each].spec.adapter for each in error.request_ids}
+    if None in adapters:
+        # The base is at fault.
+        return
+    for adapter in adapters:
+        assert adapter is not None
+        mark_failing(adapter, f"the adapter '{adapter}' gives numbers that are not finite")
 
 
 def are_adapted(slices: Sequence[Slice]) -> bool:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from batching.backend.adapters.model import ModelAdapters, are_adapted
+from batching.backend.adapters.model import ModelAdapters, are_adapted, mark_overflowing
 from batching.backend.exceptions import forget_locals
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.host_array import host_array
@@ -242,6 +242,7 @@ class MLXStep:
         try:
             return self._collect()
         except Exception as error:
+            mark_overflowing(error, self.sequences)
             forget_locals(error)
             raise
         finally:

@@ -66,7 +66,7 @@ def test_files_that_are_overwritten(tmp_path: Path) -> None:
         other.write(b"\0\0\0\x40")
     # As `cp -p` does, for one.
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert not file.is_lost
+    assert file.fault is None
     changed = "the files of the adapter 'style' have changed since it was loaded; load it again"
     for attempt in file.read, partial(opened, file.adapter):
         with pytest.raises(AdapterChanged) as caught:
@@ -78,25 +78,25 @@ def test_files_that_are_overwritten(tmp_path: Path) -> None:
     assert opened(file.adapter) is copy
 
 
-def test_what_could_not_be_had_is_lost_until_it_is_written_again(tmp_path: Path) -> None:
+def test_what_could_not_be_had_is_at_fault_until_it_is_written_again(tmp_path: Path) -> None:
     path = write(tmp_path, seed=16) / OF_PEFT
     contents = path.read_bytes()
     file = AdapterFile(tmp_path, "style")
     path.write_bytes(contents[:-4] + b"\0\0\0\x40")
     # Whether it is needed is not known: it may be in the device's memory.
-    assert not file.is_lost
+    assert file.fault is None
     with pytest.raises(AdapterChanged):
         opened(file.adapter)
-    assert file.is_lost
+    assert file.fault == str(AdapterChanged(file.adapter.name))
     path.write_bytes(contents)
-    assert not file.is_lost
+    assert file.fault is None
     assert opened(file.adapter) is file
     os.truncate(path, 8)
     with pytest.raises(AdapterError, match="cut off"):
         opened(file.adapter)
-    assert file.is_lost
+    assert file.fault == str(AdapterChanged(file.adapter.name))
     file.close()
-    assert not file.is_lost
+    assert file.fault is None
 
 
 @pytest.mark.parametrize("size", [0, 8, 600])

@@ -1,5 +1,6 @@
 """What is not served, or damaged, is refused in one line that names it."""
 
+import gc
 import json
 import math
 import os
@@ -238,6 +239,8 @@ def pair(a: dict[str, Any], b: dict[str, Any] | None = None, num_bytes: int = 16
 def test_hostile_weights(content: bytes, reason: str, tmp_path: Path) -> None:
     folder = write_mlx_lm(tmp_path, {})
     (folder / OF_MLX_LM).write_bytes(content)
+    # Files that other tests have left open may be closed at any time.
+    gc.collect()
     before = num_descriptors()
     tracemalloc.start()
     try:
@@ -245,7 +248,7 @@ def test_hostile_weights(content: bytes, reason: str, tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 30 << 20
     finally:
         tracemalloc.stop()
-    assert num_descriptors() == before
+    assert num_descriptors() <= before
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:

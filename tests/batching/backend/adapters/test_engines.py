@@ -30,7 +30,7 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.model_files.description import describe
 from batching.pooling import PoolingParams
 from batching.request import BatchRequest
-from batching.scheduling.outputs import RequestOutput
+from batching.scheduling.outputs import RequestFailure, RequestOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.adapter_files import peft_tensors, write_peft
 from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
@@ -345,3 +345,28 @@ def _layers_of(folder: Path) -> AdaptableLayers:
     loaded.close()
     assert isinstance(layers, AdaptableLayers)
     return layers
+
+
+@pytest.mark.parametrize("native", ["auto", "off"])
+def test_an_adapter_that_overflows_is_refused_from_then_on(native: str, tmp_path: Path) -> None:
+    """Each of its requests would cost the others what they have computed."""
+    folder = write_tiny("qwen3", tmp_path / "base")
+    loaded = engine_of(folder, native=native, max_adapters=2)
+    assert isinstance(loaded.model.adapters, AdaptableLayers)
+    large = {
+        p: (a * 1e18, b * 1e18) for p, (a, b) in random_matrices(loaded.model.adapters, 1).items()
+    }
+    write_peft(tmp_path / "large", peft_tensors(large), r=RANK, lora_alpha=RANK)
+    file = AdapterFile(tmp_path / "large", "large")
+    bad, good = (
+        make_request(i, [3, 1, 4], max_tokens=4, adapter=a)
+        for i, a in enumerate((file.adapter, None))
+    )
+    loaded.engine.add(bad, good)
+    items = []
+    while loaded.engine.has_work:
+        items += loaded.engine.step()
+    loaded.close()
+    assert [each.request_id for each in items if isinstance(each, RequestFailure)] == [0]
+    assert good.num_output_tokens == 4
+    assert file.fault == "the adapter 'large' gives numbers that are not finite"
