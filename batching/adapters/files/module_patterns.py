@@ -11,6 +11,8 @@ _MAX_LENGTH: Final = 200
 # Python's regular expressions try all ways to match, and hold the interpreter's lock: a hostile one must not be
 # able to have more than some thousands of them.
 _MAX_CHOICES: Final = 2
+# All are tried with the name of each layer.
+_MAX_WITH_CHOICES: Final = 32
 _CHOICE: Final = re.compile(r"[*+?{]|\(")
 _REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
 
@@ -22,6 +24,11 @@ class ModulePatterns(Generic[T]):
         """Raises ValueError for a pattern that is not read."""
         if len(values) > _MAX_PATTERNS:
             raise ValueError(f"has {len(values)} patterns; the limit is {_MAX_PATTERNS}")
+        num_open = sum(_CHOICE.search(pattern) is not None for pattern in values)
+        if num_open > _MAX_WITH_CHOICES:
+            raise ValueError(
+                f"has {num_open} patterns with choices; the limit is {_MAX_WITH_CHOICES}"
+            )
         self._values = [(_compiled(pattern), value) for pattern, value in values.items()]
 
     def get(self, name: str, default: T) -> T:

@@ -79,6 +79,7 @@ def num_descriptors() -> int:
         ({"alpha_pattern": {".*.*.*": 8}}, "the pattern '.*.*.*', which is too long or has too many choices"),
         ({"alpha_pattern": {"q{9999999999999}": 8}}, "the pattern 'q{9999999999999}', which is no regular expression"),
         ({"alpha_pattern": {str(i): 8 for i in range(1001)}}, "1001 patterns; the limit is 1000"),
+        ({"alpha_pattern": {f"{i}.*": 8 for i in range(33)}}, "33 patterns with choices; the limit is 32"),
     ],
 )  # fmt: skip
 def test_configs_of_peft(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
