@@ -9,6 +9,7 @@ command line is that of `python -m app`; the context is `MLX_SERVER_MAX_MODEL_LE
 
 All models of `MLX_SERVER_MODELS` are that one, and are loaded at once unless they name a file, as in
 `slow=/tmp/slow`: their load is as far as the number in that file says, is done at 1, and fails with any other text.
+The folders of `MLX_SERVER_ADAPTERS` are written first; what an adapter says is what the model says.
 """
 
 import json
@@ -28,6 +29,7 @@ from app.observability.logs import configure, print_stderr
 from app.settings import load_settings
 from app.settings.models import served_models
 from batching import (
+    AdapterFile,
     EngineConfig,
     ModelInfo,
     ModelLoadError,
@@ -50,6 +52,7 @@ from batching.scheduler import UNLIMITED, ContinuousBatchingScheduler, StoreLimi
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 from tests.support.block_stores import FakeStore
+from tests.support.served_adapters import LAYERS, write_adapter
 
 _CONTEXT: Final = 65_536
 _BLOCK_SIZE: Final = 32
@@ -195,6 +198,7 @@ def build(
         len(tokenizer.get_vocab()),
         limits.max_request_tokens,
         vision=runner.vision,
+        adapters=LAYERS,
     )
     return LoadedEngine(engine, model, ("a scripted model",), _MEMORY)
 
@@ -203,7 +207,13 @@ def main(runner: type[ScriptedRunner] = ScriptedRunner) -> int:
     settings = load_settings(parse_flags(sys.argv[1:]))
     configure(settings.log_level, settings.log_format)
     make = partial(build, runner=runner)
-    return run(settings, SchedulerManager(served_models(settings), make))
+    models = served_models(settings)
+    manager = SchedulerManager(models, make)
+    for model in models:
+        for name, folder in model.adapters.items():
+            file = AdapterFile(write_adapter(Path(folder)), name)
+            manager.adapters.add(name, model.model_id, file, source=folder)
+    return run(settings, manager)
 
 
 if __name__ == "__main__":

@@ -236,6 +236,21 @@ def test_the_states_are_followed_again_after_the_server_was_gone(chromium: Any) 
             expect(option(visit, "other")).to_contain_text("loaded")
 
 
+def test_adapters_are_chosen_like_models(chromium: Any, tmp_path: Path) -> None:
+    with scripted_server(adapters=f"pirate={tmp_path / 'pirate'}") as server:
+        with new_visit(chromium, server.url) as visit:
+            visit.open()
+            choose(visit, "pirate")
+            expect(option(visit, "pirate")).to_have_text(f"{FIRST} : pirate")
+            visit.ask("[[say Ahoy!]]")
+            expect(visit.text).to_have_text("Ahoy!")
+            visit.open("#room")
+            expect(row(visit, FIRST)).to_have_count(1)
+            assert visit.unexpected_problems == []
+        assert server.stop() == 0
+        assert "adapter=pirate" in server.log
+
+
 def test_a_phone_shows_the_models_by_name(chromium: Any, two: Server, load: Load) -> None:
     load.is_at("a long reason " * 9 + "x" * 90)
     with new_visit(chromium, two.url, viewport=PHONE, has_touch=True) as visit:
