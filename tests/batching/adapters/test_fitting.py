@@ -65,7 +65,9 @@ def test_adapters_of_peft_do_not_fit_weights_that_were_multiplied(tmp_path: Path
 )
 def test_names_and_paths(name: str, path: str, tmp_path: Path) -> None:
     layers = model(path, "model.layers.1.mlp.up_proj", "vision_tower.layers.0.mlp.up_proj")
-    assert fit(adapter(tmp_path, name), layers) == {path: name}
+    file = adapter(tmp_path, name)
+    assert fit(file, layers) == {path: name}
+    assert fitted(file, layers)[path].b.tolist() == file.read()[name].b.tolist()
 
 
 @rows(

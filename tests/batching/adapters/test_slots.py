@@ -189,3 +189,23 @@ def test_what_a_failed_step_had_loaded_is_loaded_again() -> None:
     assert str(plan) == "0[0:2]%1 1[0:2] a>1"
     scheduler.discard(plan, {1})
     assert str(scheduler.schedule()) == "0[0:2]%1 a>1"
+
+
+def test_none_gives_way_in_vain() -> None:
+    """Two requests have the slot, and only one of them may be stopped."""
+    scheduler = ContinuousBatchingScheduler(
+        small_config(max_adapters=1, max_urgent_wait_ms=1.0, aging_rate=0.001)
+    )
+    slow = request(0, 2, 12, adapter=A, priority=Priority.LOW)
+    same = request(1, 2, 12, adapter=A, priority=Priority.HIGH)
+    urgent = request(7, 2, 1, adapter=B, priority=Priority.HIGH, arrival_time=2.0)
+    runner = TokenRunner(scheduler.config)
+    for each in (slow, same):
+        scheduler.add(each)
+    for now in range(3):
+        plan = scheduler.schedule(now=float(now))
+        scheduler.update(plan, runner.run(plan))
+    scheduler.add(urgent)
+    plan = scheduler.schedule(now=5.0)
+    assert str(plan).startswith("1[")
+    assert [r.num_preemptions for r in (slow, same)] == [0, 0]

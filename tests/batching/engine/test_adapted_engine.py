@@ -14,7 +14,7 @@ from app.prompts.turn_order import turn_order
 from batching.adapters.files.adapter_file import opened
 from batching.engine import async_engine
 from batching.engine.async_engine import AsyncEngine
-from batching.errors import AdapterError
+from batching.errors import AdapterError, InvalidRequest
 from batching.model_info import ModelInfo
 from tests.support.requests import specs
 from tests.support.served_adapters import LAYERS, open_adapter
@@ -111,6 +111,10 @@ def test_an_adapter_whose_file_has_changed_is_refused_at_once(
 
 def test_a_model_without_adapters_takes_none(tmp_path: Path) -> None:
     manager = speaking_manager()
-    with pytest.raises(AdapterError, match=f"the model '{MODEL_ID}' is served without adapters"):
-        manager.get(MODEL_ID).adapted(open_adapter(tmp_path, "cats"))
+    engine, file = manager.get(MODEL_ID), open_adapter(tmp_path, "cats")
+    why = f"the model '{MODEL_ID}' is served without adapters"
+    with pytest.raises(AdapterError, match=why):
+        engine.adapted(file)
+    with pytest.raises(InvalidRequest, match=why):
+        engine.check(specs([[1]], adapter=file.adapter))
     manager.close()

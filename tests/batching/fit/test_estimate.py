@@ -128,3 +128,21 @@ def test_blocks_of_windows(num_blocks: int, window_blocks: int, roomy: int) -> N
     assert block.of(num_blocks, 5) == 50 * num_blocks + 250
     assert block.num_within(block.of(num_blocks)) == num_blocks
     assert BlockBytes(100).roomy_window_blocks(num_blocks) == 0
+
+
+def test_slots_of_adapters_are_part_of_what_is_needed() -> None:
+    """A number in float32 for each rank, and each input and output of the linear layers."""
+    tensors = (
+        StoredTensor("model.layers.0.self_attn.q_proj.weight", "BF16", (192, 128), 49152),
+        StoredTensor("model.layers.0.mlp.up_proj.weight", "U32", (256, 16), 16384),
+        StoredTensor("model.layers.0.mlp.up_proj.scales", "BF16", (256, 2), 1024),
+        StoredTensor("model.layers.0.input_layernorm.weight", "BF16", (128,), 256),
+        StoredTensor("model.embed_tokens.weight", "BF16", (1000, 128), 256000),
+    )
+    quantization = {"group_size": 64, "bits": 4}
+    model = ModelDescription(None, {**LLAMA, "quantization": quantization}, tensors, 0)
+    without = estimate(model, CONFIG, Compute.STORED)
+    needs = estimate(model, replace(CONFIG, max_adapters=3, max_adapter_rank=8), Compute.STORED)
+    assert needs.adapters == 3 * 8 * 4 * (192 + 128 + 256 + 128)
+    assert needs.least - without.least == needs.adapters
+    assert without.adapters == 0
