@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 
+import pytest
 from hypothesis import example, given, strategies as st
 
 from batching.adapters.adapter import Adapter
@@ -129,11 +130,14 @@ def test_a_flood_of_one_adapter_does_not_starve_another() -> None:
     assert not any("20[" in line for line in lines[:first])
 
 
-def test_an_urgent_request_makes_those_give_way_that_have_its_slot() -> None:
+@pytest.mark.parametrize("num_running", [1, 2])
+def test_an_urgent_request_makes_those_give_way_that_have_its_slot(num_running: int) -> None:
     scheduler = ContinuousBatchingScheduler(
-        small_config(max_adapters=1, max_urgent_wait_ms=1.0, aging_rate=0.001)
+        small_config(
+            max_adapters=1, max_num_seqs=num_running, max_urgent_wait_ms=1.0, aging_rate=0.001
+        )
     )
-    slow = [request(i, 2, 8, adapter=A, priority=Priority.LOW) for i in range(2)]
+    slow = [request(i, 2, 8, adapter=A, priority=Priority.LOW) for i in range(num_running)]
     urgent = request(7, 2, 1, adapter=B, priority=Priority.HIGH, arrival_time=1.0)
     runner = TokenRunner(scheduler.config)
     for each in slow:
@@ -144,7 +148,7 @@ def test_an_urgent_request_makes_those_give_way_that_have_its_slot() -> None:
     scheduler.add(urgent)
     plan = scheduler.schedule(now=5.0)
     assert str(plan).startswith("7[0:2]%1")
-    assert [r.num_preemptions for r in slow] == [1, 1]
+    assert [r.num_preemptions for r in slow] == [1] * num_running
 
 
 def test_only_those_give_way_that_have_one_adapter() -> None:
