@@ -130,6 +130,20 @@ def test_a_flood_of_one_adapter_does_not_starve_another() -> None:
     assert not any("20[" in line for line in lines[:first])
 
 
+def plan_behind(
+    scheduler: ContinuousBatchingScheduler, running: Sequence[BatchRequest], urgent: BatchRequest
+) -> str:
+    """Return the plan that follows when an urgent request comes behind running ones."""
+    runner = TokenRunner(scheduler.config)
+    for each in running:
+        scheduler.add(each)
+    for now in range(3):
+        plan = scheduler.schedule(now=float(now))
+        scheduler.update(plan, runner.run(plan))
+    scheduler.add(urgent)
+    return str(scheduler.schedule(now=5.0))
+
+
 @pytest.mark.parametrize("num_running", [1, 2])
 def test_an_urgent_request_makes_those_give_way_that_have_its_slot(num_running: int) -> None:
     scheduler = ContinuousBatchingScheduler(
@@ -139,15 +153,7 @@ def test_an_urgent_request_makes_those_give_way_that_have_its_slot(num_running: 
     )
     slow = [request(i, 2, 8, adapter=A, priority=Priority.LOW) for i in range(num_running)]
     urgent = request(7, 2, 1, adapter=B, priority=Priority.HIGH, arrival_time=1.0)
-    runner = TokenRunner(scheduler.config)
-    for each in slow:
-        scheduler.add(each)
-    for now in range(3):
-        plan = scheduler.schedule(now=float(now))
-        scheduler.update(plan, runner.run(plan))
-    scheduler.add(urgent)
-    plan = scheduler.schedule(now=5.0)
-    assert str(plan).startswith("7[0:2]%1")
+    assert plan_behind(scheduler, slow, urgent).startswith("7[0:2]%1")
     assert [r.num_preemptions for r in slow] == [1] * num_running
 
 
@@ -203,13 +209,5 @@ def test_none_gives_way_in_vain() -> None:
     slow = request(0, 2, 12, adapter=A, priority=Priority.LOW)
     same = request(1, 2, 12, adapter=A, priority=Priority.HIGH)
     urgent = request(7, 2, 1, adapter=B, priority=Priority.HIGH, arrival_time=2.0)
-    runner = TokenRunner(scheduler.config)
-    for each in (slow, same):
-        scheduler.add(each)
-    for now in range(3):
-        plan = scheduler.schedule(now=float(now))
-        scheduler.update(plan, runner.run(plan))
-    scheduler.add(urgent)
-    plan = scheduler.schedule(now=5.0)
-    assert str(plan).startswith("1[")
+    assert plan_behind(scheduler, [slow, same], urgent).startswith("1[")
     assert [r.num_preemptions for r in (slow, same)] == [0, 0]
