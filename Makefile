@@ -6,10 +6,13 @@
 # make test-conformance   hold objects and events to the OpenAPI documents of three APIs, in .venv-conformance
 # make test-images   train a tiny model that sees, in build/seeing, and ask it about pictures over HTTP
 # make test-agents   run coding agents and SDKs of npm and PyPI against a scripted model, in build/agents
+# make test-routers   put smg, vllm-router and HAProxy before several servers, and let them fail, in .venv-routers
+# make test-ranks   run one model over several processes, and let them fail
 # make test-web   run the tests of the page in Chromium, which the system has, in an environment of their own, .venv-web
 # make screenshots   take the README's pictures of the page again, likewise
 # make test-native   run the tests of the CPU kernels' C++, also under the sanitizers, and record that they passed
 # make test-kernels   run the tests of the GPU kernels, which need no GPU, with compilers in .venv-kernels
+# make cluster    two servers behind smg; REPLICAS=4 for more, CLUSTERFLAGS=--help lists the options
 # make soak     a long mixed load, and whether the server stays as it is; SOAKFLAGS=--help lists the options
 # make fuzz     ten minutes of random inputs for all that reads what others write; FUZZFLAGS=--help lists the options
 # make check    formatting, lint and types;  make fmt fixes what can be fixed
@@ -31,6 +34,7 @@ DEVICE ?= default
 LOCKFLAGS ?=
 NATIVE_ISAS ?= fastest
 COVERAGE ?= false
+REPLICAS ?= 2
 
 ifeq ($(filter $(COVERAGE),true false),)
 $(error COVERAGE is "$(COVERAGE)"; it is "true" or "false")
@@ -45,6 +49,7 @@ CLIENTS := .venv-clients
 CONFORMANCE := .venv-conformance
 WEB := .venv-web
 AGENTS := build/agents
+ROUTERS := .venv-routers
 DOCS := .venv-docs
 GUIDELLM := .venv-guidellm
 EVAL := .venv-eval
@@ -66,7 +71,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-all test-slow test-images test-clients test-conformance test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
+.PHONY: serve test test-all test-slow test-images test-clients test-conformance test-agents test-routers test-ranks cluster test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
   eval gpu-check docs lock clean test-kernels test-native test-native-changed $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
@@ -97,6 +102,15 @@ test-clients: $(VENV)/.native $(CLIENTS)/.installed
 
 test-conformance: $(VENV)/.native $(CONFORMANCE)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CONFORMANCE)/bin/python -m pytest tests/conformance
+
+test-routers: $(VENV)/.native $(ROUTERS)/.installed
+	SERVER_PYTHON=$(abspath $(BIN)/python) $(ROUTERS)/bin/python -m pytest tests/routers
+
+test-ranks: $(VENV)/.dev
+	$(BIN)/python -m pytest -m ranks tests/ranks
+
+cluster: $(VENV)/.native $(ROUTERS)/.installed
+	@$(BIN)/python -m scripts.cluster --replicas $(REPLICAS) $(CLUSTERFLAGS)
 
 test-web: $(VENV)/.native $(WEB)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(WEB)/bin/python -m pytest tests/web
@@ -230,7 +244,7 @@ $(VENV)/.fuzz: $(VENV)/.dev requirements/fuzz.txt
 	  echo "inputs are changed blindly: atheris could not be installed"
 	@touch $@
 
-$(CLIENTS)/.installed $(CONFORMANCE)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(EVAL)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
+$(CLIENTS)/.installed $(CONFORMANCE)/.installed $(ROUTERS)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(EVAL)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(call install,$(@D),-r requirements/$*.txt)
 	@touch $@
@@ -268,6 +282,7 @@ lock: $(VENV)/.python
 	$(COMPILE) --group clients -o requirements/clients.txt
 	$(COMPILE) --group conformance -o requirements/conformance.txt
 	$(COMPILE) --group agents -o requirements/agents.txt
+	$(COMPILE) --group routers -o requirements/routers.txt
 	$(COMPILE) --group web -o requirements/web.txt
 	$(COMPILE) --group docs -o requirements/docs.txt
 	$(COMPILE) pyproject.toml --extra cpu --group eval -c requirements/default.txt -o requirements/eval.txt
@@ -275,4 +290,4 @@ lock: $(VENV)/.python
 	$(COMPILE) --group kernels -o requirements/kernels.txt
 
 clean:
-	rm -rf .venv .venv-cuda .venv-clients .venv-conformance .venv-web .venv-docs .venv-guidellm .venv-eval .venv-kernels build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients .venv-conformance .venv-routers .venv-web .venv-docs .venv-guidellm .venv-eval .venv-kernels build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,63 @@
+"""How the ranks of one model reach each other, beside the collectives that they compute."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class RankLost(Exception):
+    """A rank is gone, or does not answer: what all ranks compute together has ended for good.
+
+    rank: its number.
+    """
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} {reason}")
+        self.rank = rank
+
+
+class Leader(Protocol):
+    """Rank 0's side."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Itself included."""
+        ...
+
+    def send(self, message: bytes) -> None:
+        """Send a message to each other rank; messages arrive in the order in which they are sent.
+
+        Raises:
+            RankLost: one of them is gone.
+        """
+        ...
+
+    def receive(self) -> Sequence[bytes]:
+        """Wait for one message of each other rank; return them in the order of the ranks.
+
+        Raises:
+            RankLost: one of them is gone.
+        """
+        ...
+
+
+class Member(Protocol):
+    """The side of any other rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def send(self, message: bytes) -> None:
+        """Send a message to rank 0.
+
+        Raises:
+            RankLost: rank 0 is gone.
+        """
+        ...
+
+    def receive(self) -> bytes:
+        """Wait for a message of rank 0.
+
+        Raises:
+            RankLost: rank 0 is gone.
+        """
+        ...
