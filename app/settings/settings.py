@@ -232,7 +232,7 @@ class Settings(EngineSettings):
     kv_events: str | None = Field(
         default=None,
         description="Endpoint at which changes of the default model's prefix cache are published for routers, as vLLM "
-        "does, like `tcp://127.0.0.1:5557`: whoever reaches it reads prompts. Empty publishes nothing. It needs the "
+        "does, like `tcp://127.0.0.1:5557`: all that reach it can read prompts. Empty publishes nothing. It needs the "
         "extra `kv-events`.",
     )
     kv_events_replay: str | None = Field(
