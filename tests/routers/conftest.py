@@ -7,7 +7,7 @@ The routers have an environment of their own; the servers run in the main one, w
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -16,16 +16,12 @@ import pytest
 
 from scripts.cluster.cluster import Cluster
 from scripts.server_process import ROOT
-
-# Seconds of a request; nothing here may wait longer.
-TIMEOUT: Final = 60.0
+from tests.support.clusters import TIMEOUT, StartCluster
 
 _COPY: Final = (
     "import shutil, sys; from tests.support.small_model import small_model; "
     "shutil.copytree(small_model(), sys.argv[1])"
 )
-
-StartCluster = Callable[..., Cluster]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import pytest
 
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.router import ROUTERS
-from tests.routers.conftest import TIMEOUT, StartCluster
+from tests.support.clusters import TIMEOUT, StartCluster
 
 
 @pytest.fixture(scope="module", params=ROUTERS)
