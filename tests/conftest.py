@@ -43,7 +43,7 @@ from tests.support.weekly import WEEK, is_in_turn  # noqa: E402
 
 _SAMPLE = f"samples: those of week {WEEK}, which TEST_WEEK={WEEK} takes again"
 
-# They need environments of their own: make test-clients, make test-conformance, make test-routers, make test-web.
+# They need environments of their own: make test-clients, -conformance, -routers and -web.
 collect_ignore = ["clients", "conformance", "routers", "web"]
 
 # No deadlines: how long an example takes says more about the machine than about the code.
