@@ -152,8 +152,15 @@ def _application(
 
 @contextmanager
 def _kv_events(settings: Settings, manager: SchedulerManager) -> Iterator[Mapping[str, Any] | None]:
-    """Publish the events of a manager's prefix cache; return where, None if the settings do not say so."""
+    """Publish the events of a manager's prefix cache; return where, None if they are not to be.
+
+    Raises:
+        SettingsError: only the replay has an endpoint.
+        _CannotStart: packages are missing, or an endpoint cannot be used.
+    """
     if settings.kv_events is None:
+        if settings.kv_events_replay is not None:
+            raise SettingsError(f"{env_name('kv_events_replay')} needs {env_name('kv_events')}")
         yield None
         return
     try:

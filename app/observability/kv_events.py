@@ -198,5 +198,4 @@ def _as_vllm(event: CacheEvent) -> Mapping[str, Any]:
             }
         case BlocksRemoved(hashes):
             return {"type": "BlockRemoved", "block_hashes": hashes, "medium": _MEDIUM}
-        case AllBlocksCleared():
-            return {"type": "AllBlocksCleared"}
+    return {"type": "AllBlocksCleared"}

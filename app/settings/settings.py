@@ -302,10 +302,10 @@ class Settings(EngineSettings):
             raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
-    def _prompts_can_be_warmed(self) -> Self:
-        if self.warm_file is not None and not self.enable_prefix_cache:
-            names = env_name("warm_file"), env_name("enable_prefix_cache")
-            raise ValueError(f"{names[0]} needs {names[1]}")
+    def _has_a_prefix_cache(self) -> Self:
+        for field in ("warm_file", "kv_events"):
+            if getattr(self, field) is not None and not self.enable_prefix_cache:
+                raise ValueError(f"{env_name(field)} needs {env_name('enable_prefix_cache')}")
         return self
 
     @field_validator("kv_events", "kv_events_replay")
@@ -318,14 +318,6 @@ class Settings(EngineSettings):
         if found is None or int(found[1] or 0) > _MAX_PORT:
             raise ValueError("an endpoint like tcp://127.0.0.1:5557")
         return text
-
-    @model_validator(mode="after")
-    def _has_events_to_publish(self) -> Self:
-        if self.kv_events is not None and not self.enable_prefix_cache:
-            raise ValueError(f"{env_name('kv_events')} needs {env_name('enable_prefix_cache')}")
-        if self.kv_events_replay is not None and self.kv_events is None:
-            raise ValueError(f"{env_name('kv_events_replay')} needs {env_name('kv_events')}")
-        return self
 
     @field_validator("mcp_origins")
     @classmethod

@@ -332,7 +332,7 @@ class KVCacheManager:
         if self.partials is not None:
             contents = request.contents(range(first, stop), self.block_manager.block_size)
         self.prefix_cache.insert(hashes, request.block_table, first, stop, contents)
-        if self.events is not None:
+        if self.events is not None and first < stop:
             self.events.store(request, hashes, first, stop)
 
     def _is_there(self, hit: PartialHit) -> bool:

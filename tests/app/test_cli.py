@@ -62,7 +62,10 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
             ["--kv-events=tcp://127.0.0.1"],
             "--kv-events must be an endpoint like tcp://127.0.0.1:5557, not 'tcp://127.0.0.1'\n",
         ),
-        (["--kv-events-replay=ipc://a"], "--kv-events-replay needs MLX_SERVER_KV_EVENTS\n"),
+        (
+            ["--kv-events-replay=ipc://a", "--port=0", "--data-dir={here}"],
+            "--kv-events-replay needs MLX_SERVER_KV_EVENTS\n",
+        ),
         (
             ["--kv-events=ipc://a", "--enable-prefix-cache=false"],
             "--kv-events needs --enable-prefix-cache\n",
