@@ -275,9 +275,10 @@ def _security_warnings(settings: Settings) -> Iterator[str]:
     """Yield a warning for each setting that opens the server to others."""
     if not client_keys(settings) and not is_loopback(settings.host):
         yield f"every client that reaches {settings.host} can use this server: there are no API keys"
-    events = urlsplit(settings.kv_events or "")
-    if events.scheme == "tcp" and not is_loopback(events.hostname or ""):
-        yield f"all that reach {settings.kv_events} can read prompts: it asks for no key"
+    for endpoint in filter(None, (settings.kv_events, settings.kv_events_replay)):
+        parts = urlsplit(endpoint)
+        if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
+            yield f"all that reach {endpoint} can read prompts: it asks for no key"
     if settings.trust_remote_code:
         yield "code that comes with a model is run"
 
