@@ -62,6 +62,7 @@ OTHER_VALUES: Final = {
     "cors_origins": "*",
     "mcp_origins": "http://localhost:3001",
     "media_domains": "images.example.org",
+    "late_head_ms": "0",
     "log_level": "debug",
     "log_format": "json",
 }
@@ -85,6 +86,7 @@ OF_THE_SERVER: Final = {
     "web",
     "read_timeout",
     "write_timeout",
+    "late_head_ms",
     "exit_on_engine_failure",
     "data_dir",
     "models_dir",
