@@ -253,7 +253,9 @@ def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container
     """Add the middleware, the innermost first; `open_paths` need no key."""
     settings, count_rejection = service.settings, service.metrics.count_rejection
     keys = frozenset(client_keys(settings))
-    app.add_middleware(RequestLifetime, streamed=(files.PATH,))
+    app.add_middleware(
+        RequestLifetime, streamed=(files.PATH,), late_head=settings.late_head_ms / 1000
+    )
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,

@@ -133,6 +133,14 @@ class Settings(EngineSettings):
         allow_inf_nan=False,
         description="Seconds after which a client that reads nothing of its response is disconnected.",
     )
+    late_head_ms: int = Field(
+        default=10_000,
+        ge=0,
+        le=10_000,
+        description="Most milliseconds for which the status line of a stream waits for the first token: until then a "
+        "router can send the request to another server, and an error has its own status. No longer than keep-alives "
+        "are apart; 0 sends it at once.",
+    )
     step_timeout: float = Field(
         default=120.0,
         gt=0,

@@ -227,12 +227,21 @@ class HAProxy(Router):
         """Write the file that ships, with this port and these servers."""
         text = (FILES / "haproxy.cfg").read_text(encoding="utf-8")
         text = re.sub(r"(?m)^  bind .*$", f"  bind {HOST}:{self.port}", text)
-        addresses = [url.removeprefix("http://") for url in self.urls]
-        servers = [f"  server {address} {address}\n" for address in addresses]
-        text = re.sub(r"(?m)(?:^  server .*\n)+", "".join(servers), text)
+        text = _SERVERS.sub(self._servers, text)
         written = self._folder / "haproxy.cfg"
         written.write_text(text, encoding="utf-8")
         return written
+
+    def _servers(self, found: re.Match[str]) -> str:
+        """Return the lines of all servers, made of the last one of some."""
+        options = found["options"]
+        addresses = [url.removeprefix("http://") for url in self.urls]
+        ports = [address.rpartition(":")[2] for address in addresses]
+        lines = [
+            f"  server {port} {address} " + re.sub(r"(id |servers/)\d+", rf"\g<1>{port}", options)
+            for port, address in zip(ports, addresses, strict=True)
+        ]
+        return "\n".join(lines) + "\n"
 
     def _reload(self) -> None:
         """Have a new process read the file; streams go on in the old one.
@@ -252,9 +261,10 @@ class HAProxy(Router):
 
     def _healthy(self) -> set[str]:
         rows = csv.DictReader(self._ask("@1 show stat").splitlines())
-        servers = [row for row in rows if row["svname"] not in ("FRONTEND", "BACKEND")]
-        down = {row["addr"] for row in servers if not row["status"].startswith("UP")}
-        return {f"http://{row['addr']}" for row in servers if row["addr"] not in down}
+        # Of those that track another one it is `no check`.
+        return {
+            f"http://{row['addr']}" for row in rows if row["addr"] and row["status"][:2] == "UP"
+        }
 
     @property
     def _socket(self) -> Path:
@@ -272,6 +282,8 @@ class HAProxy(Router):
             except OSError:
                 return ""
 
+
+_SERVERS: Final = re.compile(r"(?m)(?:^  server \S+ \S+ (?P<options>.*)\n)+")
 
 ROUTERS: Final[dict[str, type[Router]]] = {
     router.name: router for router in (Smg, VllmRouter, HAProxy)

@@ -64,6 +64,7 @@ OTHER_VALUES: Final = {
     "media_domains": "images.example.org",
     "kv_events": "tcp://*:5557",
     "kv_events_replay": "ipc:///run/replay",
+    "late_head_ms": "0",
     "log_level": "debug",
     "log_format": "json",
 }
@@ -87,6 +88,7 @@ OF_THE_SERVER: Final = {
     "web",
     "read_timeout",
     "write_timeout",
+    "late_head_ms",
     "exit_on_engine_failure",
     "data_dir",
     "models_dir",
