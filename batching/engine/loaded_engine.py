@@ -28,8 +28,12 @@ class LoadedEngine:
     store: BlockStore | None = None
 
     def reporting(self, sink: CacheEventSink) -> "LoadedEngine":
-        """Return the same, which tells `sink` of shared blocks, and at its end that there are none."""
+        """Return the same, which tells `sink` of shared blocks, and at its end that there are none.
+
+        It begins with that, too, for those who know the blocks of a process that was killed.
+        """
         self.engine.report_cache(sink)
+        sink([AllBlocksCleared()])
         close = self.close
 
         def close_and_tell() -> None:
