@@ -36,6 +36,8 @@ class ServerProcess:
 
     What it writes goes to a file, so it never waits for a reader.  Ctrl-C at the terminal does not
     reach it: leaving the context kills it.  `stop` and `kill` may be called in any state.
+
+    output: the file, to which it is appended; without it, one that ends with the process.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class ServerProcess:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         *,
+        output: Path | None = None,
         stderr: int = subprocess.STDOUT,
         preexec: Callable[[], None] | None = None,
     ) -> None:
         self._log = ""
-        self._output = TemporaryFile()  # noqa: SIM115 - `wait` closes it
+        self._output = output.open("ab+") if output else TemporaryFile()  # noqa: SIM115 - `wait` closes it
+        self._log_start = os.fstat(self._output.fileno()).st_size
         try:
             self._process = subprocess.Popen(
                 command,
@@ -85,7 +89,8 @@ class ServerProcess:
             return self._log
         output = self._output.fileno()
         # Not with `seek`, which would move the position at which the process writes.
-        return os.pread(output, os.fstat(output).st_size, 0).decode(errors="replace")
+        size = os.fstat(output).st_size - self._log_start
+        return os.pread(output, size, self._log_start).decode(errors="replace")
 
     def wait_for_line(self, pattern: str, timeout: float = _START_TIMEOUT) -> re.Match[str]:
         """Wait until the log has a line with a pattern.
@@ -115,10 +120,14 @@ class ServerProcess:
     def resume(self) -> None:
         self.send_signal(signal.SIGCONT)
 
-    def stop(self, timeout: float = _STOP_TIMEOUT) -> int:
-        """Ask it to end, as an operator does, and kill it after a while; return its exit status."""
+    def terminate(self) -> None:
+        """Ask it to end, as an operator does."""
         self.resume()  # a paused process takes no other signal
         self.send_signal(signal.SIGTERM)
+
+    def stop(self, timeout: float = _STOP_TIMEOUT) -> int:
+        """Ask it to end, and kill it after a while; return its exit status."""
+        self.terminate()
         try:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout)
@@ -155,7 +164,7 @@ class Server(ServerProcess):
         **settings: str,
     ) -> None:
         self._data = TemporaryDirectory()
-        environment = _environment({"data_dir": self._data.name} | settings)
+        environment = server_environment({"data_dir": self._data.name} | settings)
         super().__init__([python, *command], environment, stderr=stderr, preexec=preexec)
 
     def wait(self) -> int:
@@ -184,7 +193,8 @@ def environment_settings() -> dict[str, Any]:
     }
 
 
-def _environment(settings: Mapping[str, str]) -> dict[str, str]:
+def server_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a server with the settings given, by names as `Server` takes them."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIX)}
     named = {f"{_PREFIX}{name.upper()}": value for name, value in settings.items()}
     return inherited | {f"{_PREFIX}PORT": "0", f"{_PREFIX}DEVICE": "cpu"} | named

@@ -43,8 +43,8 @@ from tests.support.weekly import WEEK, is_in_turn  # noqa: E402
 
 _SAMPLE = f"samples: those of week {WEEK}, which TEST_WEEK={WEEK} takes again"
 
-# They need environments of their own: make test-clients, make test-conformance, make test-web.
-collect_ignore = ["clients", "conformance", "web"]
+# They need environments of their own: make test-clients, -conformance, -routers and -web.
+collect_ignore = ["clients", "conformance", "routers", "web"]
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 settings.register_profile("dev", deadline=None, max_examples=40)

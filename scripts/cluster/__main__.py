@@ -1,0 +1,112 @@
+"""`python -m scripts.cluster`: servers behind a router on this machine, until Ctrl-C or SIGTERM."""
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.ports import PortInUse
+from scripts.cluster.router import ROUTERS, NotInstalled
+from scripts.server_process import ServerFailed, environment_settings
+
+_FAILED: Final = 1
+_UNUSABLE: Final = 2
+_INTERRUPTED: Final = 130
+_POLL_INTERVAL: Final = 0.1
+_SUPERVISION_INTERVAL: Final = 1.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until a signal; return 2 for what cannot be used, 1 if a server does not start."""
+    args = _parser().parse_args(argv)
+    ended = _signalled()
+    with TemporaryDirectory() as temporary:
+        try:
+            with _cluster(args, args.data or Path(temporary)) as cluster:
+                _run(cluster, ended)
+        except (NotInstalled, PortInUse, OSError) as error:
+            print(error, file=sys.stderr)
+            return _UNUSABLE
+        except ServerFailed as error:
+            print(str(error).splitlines()[-1], file=sys.stderr)
+            return _FAILED
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.cluster",
+        description="Runs servers behind a router on this machine until Ctrl-C, and starts again what "
+        "ends. MLX_SERVER_* variables are the servers' settings; the cores are divided among them.",
+    )
+    parser.add_argument("--replicas", type=_positive, default=2, metavar="N", help="default: 2")
+    parser.add_argument("--router", choices=ROUTERS, default="smg", help="default: smg")
+    parser.add_argument("--port", type=_positive, default=8000, help="the router's; default: 8000")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="for stored data and logs, which end otherwise"
+    )
+    parser.add_argument(
+        "options", nargs="*", metavar="OPTION", help="behind --: further flags of the router"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _signalled() -> threading.Event:
+    """Return what the first signal sets; a second one does not wait for requests in flight."""
+    ended = threading.Event()
+
+    def end(*_: object) -> None:
+        if ended.is_set():
+            raise KeyboardInterrupt
+        ended.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    return ended
+
+
+def _cluster(args: argparse.Namespace, folder: Path) -> Cluster:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Cluster(
+        args.replicas,
+        folder,
+        router=args.router,
+        settings=environment_settings(),
+        options=args.options,
+        port=args.port,
+    )
+
+
+def _run(cluster: Cluster, ended: threading.Event) -> None:
+    """Start all, say where, and start again what ends, until the event.
+
+    Raises:
+        ServerFailed: a process ends before all are ready.
+    """
+    cluster.start()
+    while not cluster.is_ready():
+        if ended.wait(_POLL_INTERVAL):
+            return
+    print(f"{cluster.router.name}: {cluster.url}/v1", flush=True)
+    for replica in cluster.replicas:
+        print(f"replica {replica.name}: {replica.url} (log: {replica.log})", flush=True)
+    while not ended.wait(_SUPERVISION_INTERVAL):
+        cluster.supervise(lambda line: print(line, file=sys.stderr, flush=True))
+    cluster.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

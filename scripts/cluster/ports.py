@@ -1,0 +1,33 @@
+"""Ports of this machine that stay a process's own while it is started again."""
+
+import random
+import socket
+from typing import Final
+
+HOST: Final = "127.0.0.1"
+
+# Below those that systems hand to outgoing connections, of which one could take the port of a server that is down.
+_PORTS: Final = range(20_000, 30_000)
+
+
+class PortInUse(Exception):
+    """Another process listens on the port."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(f"port {port} is in use")
+
+
+def free_port() -> int:
+    """Return a port on which nothing listens now."""
+    return next(port for port in random.sample(_PORTS, len(_PORTS)) if is_free(port))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: a connection that has just ended is in no one's way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

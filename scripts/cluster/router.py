@@ -1,0 +1,290 @@
+"""Routers before replicas, with the files and command lines of deploy/routers."""
+
+import csv
+import os
+import re
+import shutil
+import socket
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Final, Self
+
+import httpx
+
+from scripts.cluster.ports import HOST, PortInUse, free_port, is_free
+from scripts.server_process import ROOT, ServerFailed, ServerProcess, wait_until
+
+FILES: Final = ROOT / "deploy" / "routers"
+
+_START_TIMEOUT: Final = 60.0
+_CALL_TIMEOUT: Final = 10.0
+# HAProxy is where only root's PATH leads.
+_PATH: Final = os.pathsep.join(
+    [
+        str(Path(sys.executable).parent),
+        str(ROOT / ".venv-routers" / "bin"),
+        os.environ.get("PATH", os.defpath),
+        "/usr/sbin",
+    ]
+)
+
+
+class NotInstalled(Exception):
+    """The router's program is in no folder of the path."""
+
+    def __init__(self, program: str, remedy: str) -> None:
+        super().__init__(f"{program} is not installed: {remedy}")
+
+
+class Router(ABC):
+    """A router's process before the servers at some URLs.
+
+    folder: for its log (`NAME.log`) and its configuration.
+    options: further flags of its command.
+
+    Raises:
+        NotInstalled: its program is not there.
+        PortInUse: another process listens on the port.
+    """
+
+    name: ClassVar[str]
+    remedy: ClassVar[str] = "make cluster and make test-routers install it"
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        folder: Path,
+        *,
+        port: int | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        if shutil.which(self.name, path=_PATH) is None:
+            raise NotInstalled(self.name, self.remedy)
+        if port and not is_free(port):
+            raise PortInUse(port)
+        self.urls = list(urls)
+        self.port: Final = port or free_port()
+        self.url: Final = f"http://{HOST}:{self.port}"
+        self.log: Final = folder / f"{self.name}.log"
+        self._folder = folder
+        self._options = list(options)
+        self._process: ServerProcess | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.exit_status is None
+
+    def start(self) -> None:
+        """Start it, unless it runs; `wait_until_ready` says when it passes requests on."""
+        if self.is_running:
+            return
+        self.kill()
+        environment = {**os.environ, "PATH": _PATH}
+        self._process = ServerProcess(self._command(), environment, output=self.log)
+
+    def wait_until_ready(self, timeout: float = _START_TIMEOUT) -> None:
+        """Wait until it passes requests on to all servers.
+
+        Raises:
+            ServerFailed: it has ended; the text has what it wrote.
+            TimeoutError: it takes too long.
+        """
+        wait_until(self.has_started, f"{self.name} does not route: {self.log}", timeout)
+
+    def has_started(self) -> bool:
+        """Return whether it passes requests on to all servers.
+
+        Raises:
+            ServerFailed: it has ended; the text has what it wrote.
+        """
+        if self._process is not None and not self.is_running:
+            raise ServerFailed(f"{self.name}: {self._process.log.strip()}")
+        return self.healthy() == set(self.urls)
+
+    def healthy(self) -> set[str]:
+        """Return the URLs that it sends requests to now; none if it does not answer."""
+        try:
+            return self._healthy()
+        except httpx.HTTPError:
+            return set()
+
+    def stop(self) -> int | None:
+        return self._process.stop() if self._process else None
+
+    def kill(self) -> int | None:
+        return self._process.kill() if self._process else None
+
+    @abstractmethod
+    def join(self, url: str) -> None:
+        """Have it route to one more server."""
+
+    @abstractmethod
+    def leave(self, url: str) -> None:
+        """Have it send a server no more requests; those in flight go on."""
+
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+
+    @abstractmethod
+    def _healthy(self) -> set[str]: ...
+
+    def _script(self, name: str) -> list[str]:
+        metrics = ["--prometheus-port", str(free_port())]
+        return [str(FILES / name), str(self.port), *self.urls, *metrics, *self._options]
+
+    def _workers(self) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = self._call("GET", "/workers").json()["workers"]
+        return workers
+
+    def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        response = httpx.request(
+            method, self.url + path, timeout=_CALL_TIMEOUT, trust_env=False, **arguments
+        )
+        return response.raise_for_status()
+
+
+class Smg(Router):
+    """smg: `POST /workers` and `DELETE /workers/ID` while it runs."""
+
+    name = "smg"
+
+    def join(self, url: str) -> None:
+        # One that has left is there until its requests have ended.
+        wait_until(lambda: all(w["url"] != url for w in self._workers()), f"{url} still leaves")
+        self._call("POST", "/workers", json={"url": url})
+        self.urls.append(url)
+        self.wait_until_ready()
+
+    def leave(self, url: str) -> None:
+        [worker] = [worker for worker in self._workers() if worker["url"] == url]
+        self._call("DELETE", f"/workers/{worker['id']}")
+        self.urls.remove(url)
+        self.wait_until_ready()
+
+    def _command(self) -> list[str]:
+        return self._script("smg.sh")
+
+    def _healthy(self) -> set[str]:
+        return {worker["url"] for worker in self._workers() if worker["is_healthy"]}
+
+
+class VllmRouter(Router):
+    """vllm-router: `POST /add_worker` and `POST /remove_worker` while it runs."""
+
+    name = "vllm-router"
+
+    def join(self, url: str) -> None:
+        self._call("POST", "/add_worker", params={"url": url})
+        self.urls.append(url)
+        self.wait_until_ready()
+
+    def leave(self, url: str) -> None:
+        self._call("POST", "/remove_worker", params={"url": url})
+        self.urls.remove(url)
+        self.wait_until_ready()
+
+    def _command(self) -> list[str]:
+        return self._script("vllm-router.sh")
+
+    def _healthy(self) -> set[str]:
+        return {worker["url"] for worker in self._workers() if worker["is_healthy"]}
+
+
+class HAProxy(Router):
+    """HAProxy: its file is written again, and its master process reads it."""
+
+    name = "haproxy"
+    remedy = "the system's packages have it"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # Beside the log its path could be longer than a socket's may be.
+        self._sockets = TemporaryDirectory()
+
+    def join(self, url: str) -> None:
+        self.urls.append(url)
+        self._reload()
+
+    def leave(self, url: str) -> None:
+        self.urls.remove(url)
+        self._reload()
+
+    def _command(self) -> list[str]:
+        file = str(self._write())
+        return [self.name, "-W", "-S", f"{self._socket},mode,600", "-f", file, *self._options]
+
+    def _write(self) -> Path:
+        """Write the file that ships, with this port and these servers."""
+        text = (FILES / "haproxy.cfg").read_text(encoding="utf-8")
+        text = re.sub(r"(?m)^  bind .*$", f"  bind {HOST}:{self.port}", text)
+        text = _SERVERS.sub(self._servers, text)
+        written = self._folder / "haproxy.cfg"
+        written.write_text(text, encoding="utf-8")
+        return written
+
+    def _servers(self, found: re.Match[str]) -> str:
+        """Return the lines of all servers, made of the last one of some."""
+        options = found["options"]
+        addresses = [url.removeprefix("http://") for url in self.urls]
+        ports = [address.rpartition(":")[2] for address in addresses]
+        lines = [
+            f"  server {port} {address} " + re.sub(r"(id |servers/)\d+", rf"\g<1>{port}", options)
+            for port, address in zip(ports, addresses, strict=True)
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _reload(self) -> None:
+        """Have a new process read the file; streams go on in the old one.
+
+        Not with SIGUSR2, which a master that has just started loses.
+        """
+        self._write()
+        before = self._worker()
+        self._ask("reload")
+        wait_until(lambda: self._worker() not in (None, before), f"no reload: {self.log}")
+        self.wait_until_ready()
+
+    def _worker(self) -> str | None:
+        """Return the id of the process that takes connections."""
+        found = re.search(r"^(\d+)\s+worker", self._ask("show proc"), re.MULTILINE)
+        return found[1] if found else None
+
+    def _healthy(self) -> set[str]:
+        rows = csv.DictReader(self._ask("@1 show stat").splitlines())
+        # Of those that track another one it is `no check`.
+        return {
+            f"http://{row['addr']}" for row in rows if row["addr"] and row["status"][:2] == "UP"
+        }
+
+    @property
+    def _socket(self) -> Path:
+        return Path(self._sockets.name) / "master"
+
+    def _ask(self, command: str) -> str:
+        """Return what the master process answers; nothing if it does not."""
+        with socket.socket(socket.AF_UNIX) as master:
+            master.settimeout(_CALL_TIMEOUT)
+            try:
+                master.connect(str(self._socket))
+                master.sendall(f"{command};quit\n".encode())
+                with master.makefile("rb") as answer:
+                    return answer.read().decode()
+            except OSError:
+                return ""
+
+
+_SERVERS: Final = re.compile(r"(?m)(?:^  server \S+ \S+ (?P<options>.*)\n)+")
+
+ROUTERS: Final[dict[str, type[Router]]] = {
+    router.name: router for router in (Smg, VllmRouter, HAProxy)
+}

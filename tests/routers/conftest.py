@@ -1,0 +1,55 @@
+"""Servers behind the routers' real programs: `make test-routers`.
+
+The routers have an environment of their own; the servers run in the main one, whose interpreter
+`SERVER_PYTHON` names.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from scripts.cluster.cluster import Cluster
+from scripts.server_process import ROOT
+from tests.support.clusters import TIMEOUT, StartCluster
+
+_COPY: Final = (
+    "import shutil, sys; from tests.support.small_model import small_model; "
+    "shutil.copytree(small_model(), sys.argv[1])"
+)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model that starts in a second; its name is `small`."""
+    folder = tmp_path_factory.mktemp("models") / "small"
+    python = os.environ.get("SERVER_PYTHON", sys.executable)
+    subprocess.run([python, "-c", _COPY, str(folder)], cwd=ROOT, check=True, timeout=TIMEOUT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start_cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
+    """Return what starts a cluster of the small model and waits until it routes.
+
+    It takes a router's name, and of `Cluster` the `options`; all else are settings of the replicas.
+    """
+    with ExitStack() as stack:
+
+        def start(
+            router: str, *, num_replicas: int = 2, options: tuple[str, ...] = (), **settings: str
+        ) -> Cluster:
+            folder = tmp_path_factory.mktemp(router)
+            settings = {"model": str(model), "cpu_threads": "1", **settings}
+            made = Cluster(num_replicas, folder, router=router, settings=settings, options=options)
+            cluster = stack.enter_context(made)
+            cluster.start()
+            cluster.wait_until_ready()
+            return cluster
+
+        yield start

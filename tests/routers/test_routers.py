@@ -1,0 +1,29 @@
+"""What every router does with two servers that work."""
+
+import httpx
+import pytest
+
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.router import ROUTERS
+from tests.support.clusters import TIMEOUT, StartCluster
+
+
+@pytest.fixture(scope="module", params=ROUTERS)
+def cluster(request: pytest.FixtureRequest, start_cluster: StartCluster) -> Cluster:
+    return start_cluster(request.param)
+
+
+def test_requests_are_passed_on(cluster: Cluster) -> None:
+    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    response = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=TIMEOUT)
+    assert response.status_code == 200
+    assert response.json()["usage"]["completion_tokens"] == 3
+
+
+def test_one_leaves_and_joins_again(cluster: Cluster) -> None:
+    urls = {replica.url for replica in cluster.replicas}
+    last = cluster.replicas[-1].url
+    cluster.router.leave(last)
+    assert cluster.router.healthy() == urls - {last}
+    cluster.router.join(last)
+    assert cluster.router.healthy() == urls
