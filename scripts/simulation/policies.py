@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from random import Random
 from typing import Final, Protocol
 
 # Tokens of a node in the tree of prefixes.
@@ -17,29 +18,27 @@ class Policy(Protocol):
 
 
 class RoundRobin:
-    """The next one."""
+    """The next one; routers begin anywhere, so that several do not go in step."""
 
-    def __init__(self) -> None:
-        self._turns = count()
+    def __init__(self, rng: Random) -> None:
+        self._turns = count(rng.getrandbits(32))
 
     def choose(self, prompt: Sequence[int], loads: Sequence[int]) -> int:
         return next(self._turns) % len(loads)
 
 
 class LeastLoaded:
-    """One with the fewest requests in flight; of several the next."""
+    """One with the fewest requests in flight; of several any, or routers would all choose the same."""
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
 
     def choose(self, prompt: Sequence[int], loads: Sequence[int]) -> int:
-        least = min(loads)
+        least, start = min(loads), self._rng.randrange(len(loads))
         try:
-            chosen = loads.index(least, self._next)
+            return loads.index(least, start)
         except ValueError:
-            chosen = loads.index(least)
-        self._next = chosen + 1
-        return chosen
+            return loads.index(least)
 
 
 class PrefixAware:
@@ -51,7 +50,12 @@ class PrefixAware:
     """
 
     def __init__(
-        self, *, min_share: float = 0.3, max_ratio: float = 1.5, max_more: int = 4
+        self,
+        rng: Random,
+        *,
+        min_share: float = 0.3,
+        max_ratio: float = 1.5,
+        max_more: int = 4,
     ) -> None:
         """Make one with an empty tree.
 
@@ -63,7 +67,8 @@ class PrefixAware:
         self._max_more = max_more
         # By the hash of a prefix, the replicas that have got it.
         self._holders: dict[int, set[int]] = {}
-        self._others = LeastLoaded()
+        self._rng = rng
+        self._others = LeastLoaded(rng)
 
     def choose(self, prompt: Sequence[int], loads: Sequence[int]) -> int:
         prefixes = list(_prefixes(prompt))
@@ -80,8 +85,10 @@ class PrefixAware:
         )
         if known == 0 or known * _NODE < self._min_share * num_tokens:
             return None
-        # The order of a set is no order.
-        best = min(self._holders[prefixes[known - 1]], key=lambda i: (loads[i], i))
+        # Sorted, since the order of a set is no order.
+        holders = sorted(self._holders[prefixes[known - 1]])
+        least = min(loads[i] for i in holders)
+        best = self._rng.choice([i for i in holders if loads[i] == least])
         mean = sum(loads) / len(loads)
         is_overloaded = loads[best] > max(self._max_ratio * mean, mean + self._max_more)
         return None if is_overloaded else best
@@ -95,7 +102,7 @@ def _prefixes(prompt: Sequence[int]) -> Iterator[int]:
         yield prefix
 
 
-POLICIES: Final[dict[str, Callable[[], Policy]]] = {
+POLICIES: Final[dict[str, Callable[[Random], Policy]]] = {
     "round robin": RoundRobin,
     "least loaded": LeastLoaded,
     "prefix-aware": PrefixAware,

@@ -87,11 +87,11 @@ def _routers(env: Environment, setup: Setup, replicas: Sequence[Replica]) -> lis
         Router(
             env,
             replicas,
-            POLICIES[setup.policy](),
+            POLICIES[setup.policy](Random(f"{number} {setup.seed}")),
             seconds_each=setup.router_seconds,
             max_in_flight=max_in_flight,
         )
-        for _ in range(setup.num_routers)
+        for number in range(setup.num_routers)
     ]
 
 

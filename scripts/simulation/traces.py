@@ -56,8 +56,8 @@ def agents(replicas: int, rng: Random) -> Trace:
     programs = [_words(rng, 800) for _ in range(_PROGRAMS)]
 
     def session() -> Session:
-        turns = [Turn(_words(rng, 60), 24, rng.uniform(0, 5))]
-        turns += [Turn(_words(rng, 120), 24, rng.expovariate(1 / 3)) for _ in range(5)]
+        turns = [Turn(_words(rng, 60), 16, rng.uniform(0, 5))]
+        turns += [Turn(_words(rng, 120), 16, rng.expovariate(1 / 3)) for _ in range(5)]
         return Session(rng.choice(programs), tuple(turns))
 
     return Trace("agents", tuple((session(),) for _ in range(4 * replicas)), 320)
@@ -69,7 +69,7 @@ def chat(replicas: int, rng: Random) -> Trace:
 
     def session() -> Session:
         pauses = [rng.uniform(0, 10), *(rng.expovariate(1 / 8) for _ in range(3))]
-        return Session(system, tuple(Turn(_words(rng, 20), 32, pause) for pause in pauses))
+        return Session(system, tuple(Turn(_words(rng, 20), 20, pause) for pause in pauses))
 
     return Trace("chat", tuple((session(),) for _ in range(6 * replicas)), 320)
 
