@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from scripts.simulation.compare import compare
+from scripts.simulation.compare import compare, read_runs
 from scripts.simulation.costs import COSTS, StepCosts
 from scripts.simulation.policies import POLICIES
 from scripts.simulation.report import HEAD, cells, table
@@ -24,17 +24,21 @@ blocks and prefix cache; instead of the model a clock moves by what a step takes
   run       simulate traces, policies and numbers of replicas; print a table
   compare   simulate what scripts.bench.replicas has measured, from its --json
 """
+_UNUSABLE: Final = 2
 _REPLICAS: Final = (1, 2, 10, 100, 1000)
+_TRACES: Final = ("agents", "chat", "tenants")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit status."""
+    """Do what the command line says; return the exit status, 2 for a file that cannot be used."""
     args = _parser().parse_args(argv)
-    costs = StepCosts.load(args.costs)
-    if args.command == "compare":
-        print(compare(args.results, costs))
-    else:
-        print(_run(args, costs))
+    try:
+        costs = StepCosts.load(args.costs)
+        runs = read_runs(args.results) if args.command == "compare" else []
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        print(f"a file cannot be used: {error!r}", file=sys.stderr)
+        return _UNUSABLE
+    print(compare(runs, costs) if args.command == "compare" else _run(args, costs))
     return 0
 
 
@@ -51,7 +55,7 @@ def _run(args: argparse.Namespace, costs: StepCosts) -> str:
             seed=args.seed,
         )
         for trace, num_replicas, policy in product(
-            args.trace or list(TRACES), args.replicas, args.policy or list(POLICIES)
+            args.trace or _TRACES, args.replicas, args.policy or list(POLICIES)
         )
     ]
     found = figures(setups, costs, args.jobs)
@@ -77,7 +81,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_run(add: Callable[..., object]) -> None:
-    add("--trace", action="append", choices=list(TRACES), help="repeatable; default: all")
+    add(
+        "--trace",
+        action="append",
+        choices=list(TRACES),
+        help=f"repeatable; default: {', '.join(_TRACES)}",
+    )
     add("--policy", action="append", choices=list(POLICIES), help="repeatable; default: all")
     add(
         "--replicas", type=_counts, default=_REPLICAS, metavar="N[,N...]", help="default: 1 to 1000"

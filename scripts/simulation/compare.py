@@ -25,19 +25,18 @@ _FIGURES: Final = {
 }
 
 
-def compare(path: Path, costs: StepCosts) -> str:
-    """Return a table of the figures of each load, measured and simulated; of several rounds the medians.
-
-    A run has a `setup`, the fields of `Setup`, and a `summary`, fields of `Summary`; what it lacks of these was not
-    measured.
+def read_runs(path: Path) -> list[Run]:
+    """Return what was run, and its figures: some fields of `Summary`, those that were measured.
 
     Raises:
-        KeyError, TypeError: the file is another one.
+        OSError, ValueError, LookupError, TypeError: there is no such file, or it is another one.
     """
-    runs = [
-        (Setup(**run["setup"]), run["summary"])
-        for run in json.loads(path.read_text(encoding="utf-8"))["runs"]
-    ]
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    return [(Setup(**run["setup"]), run["summary"]) for run in runs]
+
+
+def compare(runs: Sequence[Run], costs: StepCosts) -> str:
+    """Return a table of the figures of each load, measured and simulated; of several rounds the medians."""
     loads = dict.fromkeys((s.trace, s.policy, s.num_replicas) for s, _ in runs)
     return table(HEAD, [row for load in loads for row in _rows(load, runs, costs)])
 

@@ -164,3 +164,15 @@ def test_options_that_make_no_sense_are_rejected(options: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["run", *options])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"runs": [{"setup": {"color": 1}}]}'])
+def test_a_file_that_is_another_one_is_rejected(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text, encoding="utf-8")
+    assert main(["compare", str(path)]) == 2
+    assert main(["run", "--costs", str(path)]) == 2
+    assert main(["compare", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.count("a file cannot be used: ") == 3
