@@ -6,12 +6,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from simpy import Environment
 
 from scripts.simulation import measure
 from scripts.simulation.__main__ import main
 from scripts.simulation.costs import StepCosts, Timed, Work
+from scripts.simulation.edge import Router
 from scripts.simulation.policies import POLICIES, LeastLoaded, PrefixAware
 from scripts.simulation.records import Served, summarise
+from scripts.simulation.replica import Process, Replica, config_of
 from scripts.simulation.simulate import Outcome, Setup, figures, simulate
 from scripts.simulation.traces import TRACES, make_trace
 
@@ -98,6 +101,22 @@ def test_a_router_takes_requests_one_after_another() -> None:
 def test_the_least_loaded_is_any_of_those_with_the_fewest() -> None:
     policy = LeastLoaded(Random(0))
     assert {policy.choose((), [1, 0, 2, 0]) for _ in range(30)} == {1, 3}
+
+
+def test_a_request_that_has_ended_is_no_load() -> None:
+    env = Environment()
+    replicas = [Replica(env, config_of(32), COSTS) for _ in range(2)]
+    router = Router(env, replicas, LeastLoaded(Random(0)))
+    long = env.process(router.ask((1,) * 40, 500, Random(0)))
+
+    def short_ones() -> Process:
+        yield env.timeout(0.1)
+        for first in range(5):
+            yield from router.ask((first,) * 10, 1, Random(0))
+
+    env.run(env.process(short_ones()))
+    assert long.is_alive
+    assert sorted(replica.num_computed for replica in replicas) == [40, 50]
 
 
 def test_a_prefix_leads_to_its_replica_unless_that_has_too_much_to_do() -> None:
