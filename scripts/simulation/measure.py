@@ -1,7 +1,7 @@
 """Times steps of the real engine, and fits the coefficients of the model of costs.
 
-`python -m scripts.simulation.measure > costs.json` on a quiet machine, in a minute; the simulation takes it with
-`--costs`, or from scripts/simulation/costs.json.
+`taskset -c 0 python -m scripts.simulation.measure > costs.json` on a quiet machine, in a minute: a replica of the benchmark
+has one core for all its threads, too.  The simulation takes it with `--costs`, or from scripts/simulation/costs.json.
 """
 
 import argparse

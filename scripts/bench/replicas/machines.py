@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,8 +40,11 @@ class Counts(NamedTuple):
 
 
 @contextmanager
-def replicas(count: int, folder: Path) -> Iterator[list[Replica]]:
+def replicas(count: int, folder: Path, *, is_pinned: bool = True) -> Iterator[list[Replica]]:
     """Start replicas, and end them.
+
+    is_pinned: each has a core of its own, if there are as many.  Otherwise one alone uses some of the others, too:
+        what plans the next step, and what answers clients, are other threads than the one that computes.
 
     Raises:
         ServerFailed: one has ended.
@@ -48,8 +52,14 @@ def replicas(count: int, folder: Path) -> Iterator[list[Replica]]:
     """
     started = [Replica(str(number), folder, SETTINGS) for number in range(1, count + 1)]
     try:
-        for each in started:
-            each.start()
+        cores = os.sched_getaffinity(0)
+        for each, core in zip(started, cycle(sorted(cores)), strict=False):
+            # It inherits what this process may use.
+            os.sched_setaffinity(0, {core} if is_pinned else cores)
+            try:
+                each.start()
+            finally:
+                os.sched_setaffinity(0, cores)
         for each in started:
             each.wait_until_ready()
         yield started
