@@ -329,7 +329,7 @@ class AsyncEngine:
         served = self._served
         assert served is not None, "the model is not loaded"
         if served.ended_with is not None:
-            raise type(served.ended_with)
+            raise served.ended_with.with_traceback(None)
         return self._thread.post(partial(served.call, func))
 
 

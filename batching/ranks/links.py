@@ -3,16 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from batching.errors import RankLost, RankRefused, RanksEnded
 
-class RankLost(Exception):
-    """A rank is gone, or does not answer: what all ranks compute together has ended for good.
-
-    rank: its number.
-    """
-
-    def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(f"rank {rank} {reason}")
-        self.rank = rank
+__all__ = ["Leader", "Member", "RankLost", "RankRefused", "RanksEnded"]
 
 
 class Leader(Protocol):
