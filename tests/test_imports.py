@@ -64,6 +64,7 @@ BACKEND_USERS: Final = {
     "batching.scheduler_manager",
     "batching.machine",
     "batching.export",
+    "batching.ranks.serving",
     BENCHMARK,
     MICROBENCH,
     KERNELS,

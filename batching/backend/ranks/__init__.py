@@ -1,0 +1,1 @@
+"""One model over several processes: what rank 0 builds, and what the others run."""
