@@ -108,7 +108,7 @@ from batching.pooling import (
     Vector,
 )
 from batching.priority_queue import Priority
-from batching.ranks.serving import build_ranked_engine, run_member
+from batching.ranked_model import build_ranked_engine, run_member
 from batching.sandbox.interruption import Interruption
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 from batching.scheduler_manager import Build, SchedulerManager

@@ -64,7 +64,7 @@ BACKEND_USERS: Final = {
     "batching.scheduler_manager",
     "batching.machine",
     "batching.export",
-    "batching.ranks.serving",
+    "batching.ranked_model",
     BENCHMARK,
     MICROBENCH,
     KERNELS,
