@@ -17,7 +17,7 @@ def build_ranked_engine(
         ModelLoadError: a rank cannot serve its part, or a setting is not served over ranks.
         RankLost: a rank is gone.
     """
-    from batching.backend.ranks.leader import build_ranked_engine
+    from batching.backend.builder.ranked import build_ranked_engine
 
     return build_ranked_engine(config, leader, backend, slices)
 
@@ -30,6 +30,6 @@ def run_member(config: EngineConfig, member: Member, backend: str) -> None:
         RankLost: rank 0 is gone.
         Exception: this rank could not run a step; it must leave, as the others cannot go on without it.
     """
-    from batching.backend.ranks.member import run_member
+    from batching.backend.builder.ranked import run_member
 
     run_member(config, member, backend)

@@ -1,1 +1,1 @@
-"""One model over several processes: what rank 0 builds, and what the others run."""
+"""One model over several processes: the part of each rank, and whether all of them together are right."""
