@@ -108,6 +108,7 @@ from batching.pooling import (
     Vector,
 )
 from batching.priority_queue import Priority
+from batching.ranked_model import build_ranked_engine, run_member
 from batching.sandbox.interruption import Interruption
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 from batching.scheduler_manager import Build, SchedulerManager
@@ -221,6 +222,7 @@ __all__ = [
     "UnsupportedKVDType",
     "Vector",
     "VisionModel",
+    "build_ranked_engine",
     "bundled_file",
     "check_caches",
     "check_generates",
@@ -248,6 +250,7 @@ __all__ = [
     "regex_grammar",
     "report_backend",
     "resolve_adapter",
+    "run_member",
     "served_as",
     "stored_bytes",
     "stored_caches",

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from batching.config import DEFAULT_MAX_STALL_MS
 from batching.errors import RequestFailed
+from batching.ranks.links import RankLost
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler, StoreLimits
 from batching.scheduling.engine_turns import ALONE, Demand, Turn
@@ -168,6 +169,9 @@ class BatchInferenceEngine:
         has_failed = False
         try:
             outputs = self._collect(step, began)
+        except RankLost:
+            # No step can be run any more, whatever its requests are.
+            raise
         except SlicesFailed as failure:
             logger.exception("%d requests of a step failed", len(failure.request_ids))
             outputs = self._recover(plan, failure.request_ids, RequestFailed(*failure.reasons))

@@ -64,6 +64,7 @@ BACKEND_USERS: Final = {
     "batching.scheduler_manager",
     "batching.machine",
     "batching.export",
+    "batching.ranked_model",
     BENCHMARK,
     MICROBENCH,
     KERNELS,
