@@ -7,8 +7,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from batching.config import DEFAULT_MAX_STALL_MS
-from batching.errors import RequestFailed
-from batching.ranks.links import RankLost
+from batching.errors import EngineStopped, RequestFailed
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler, StoreLimits
 from batching.scheduling.engine_turns import ALONE, Demand, Turn
@@ -159,6 +158,7 @@ class BatchInferenceEngine:
         requests start over from their tokens.
 
         Raises:
+            EngineStopped: no step can be run any more.
             Exception: the pool cannot be made usable again; the engine is then of no further use.
         """
         step = self._in_flight or self._plan(turn)
@@ -169,7 +169,7 @@ class BatchInferenceEngine:
         has_failed = False
         try:
             outputs = self._collect(step, began)
-        except RankLost:
+        except EngineStopped:
             # No step can be run any more, whatever its requests are.
             raise
         except SlicesFailed as failure:
