@@ -1,0 +1,99 @@
+"""Two processes that serve parts of a model answer as one that serves all of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+from transformers import AutoTokenizer
+
+from batching.backend.builder.engine import build_engine
+from batching.config import EngineConfig
+from tests.support.model_files import write_tiny
+from tests.support.rank_scenarios import Served, answers, everything, one_fails
+from tests.support.ranks import Job, RankRun, run_ranks
+from tests.support.small_model import cases, small_model
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
+
+# Dense, a mixture of experts, latents, a recurrent state, windows with sinks and experts, and windows.
+TYPES: Final = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_5", "gpt_oss", "mistral")
+LOGITS: Final = 1e-4
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineConfig]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: config_of(write_tiny(name, folder / name)) for name in TYPES}
+
+
+def config_of(path: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(path),
+        model_id="tiny",
+        device="cpu",
+        num_blocks=20,
+        block_size=8,
+        max_num_seqs=4,
+        max_num_batched_tokens=48,
+        prefill_chunk=16,
+    )
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    configs: dict[str, EngineConfig], tmp_path_factory: pytest.TempPathFactory
+) -> list[RankRun]:
+    jobs = [Job(everything, config) for config in configs.values()]
+    jobs += [Job(one_fails, configs["llama"]), Job(answers, small())]
+    return run_ranks(tmp_path_factory.mktemp("ranks"), jobs)
+
+
+def small() -> EngineConfig:
+    return replace(config_of(small_model()), num_blocks=64)
+
+
+def alone(config: EngineConfig) -> EngineConfig:
+    """Return the configuration of one process that computes as ranks do."""
+    return replace(config, native="off")
+
+
+# Of transformers, for a field in the published configs of Qwen3.5.
+@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", TYPES)
+def test_tokens_are_the_same_and_logits_nearly(
+    name: str, configs: dict[str, EngineConfig], ranks: list[RankRun]
+) -> None:
+    found: Served = ranks[0].results[TYPES.index(name)]
+    assert isinstance(found, Served), f"{found}: {ranks[1].stderr}"
+    expected = everything(alone(configs[name]), build_engine)
+    assert found.tokens == expected.tokens
+    assert found.errors == expected.errors == {}
+    assert found.farthest(expected) < LOGITS
+    stats = found.stats
+    assert stats is not None
+    assert stats.num_preemptions
+    assert stats.num_hit_tokens
+    assert stats.num_drafts
+
+
+def test_a_request_fails_alone(configs: dict[str, EngineConfig], ranks: list[RankRun]) -> None:
+    found: Served = ranks[0].results[len(TYPES)]
+    expected = one_fails(alone(configs["llama"]), build_engine)
+    assert found.errors.keys() == {1}
+    assert found.tokens == expected.tokens
+
+
+def test_answers_are_those_of_mlx_lm_and_follow_a_schema(ranks: list[RankRun]) -> None:
+    found: Served = ranks[0].results[-1]
+    assert isinstance(found, Served), found
+    expected = answers(alone(small()), build_engine)
+    assert found.tokens == expected.tokens
+    tokenizer = AutoTokenizer.from_pretrained(small_model())
+    texts = [tokenizer.decode(found.tokens[i]) for i in range(len(cases()))]
+    assert texts == [case.text for case in cases()]
+    assert all(bytes(found.tokens[i][:1]) == b"{" for i in (10, 11))
+
+
+def test_all_ranks_end_well(ranks: list[RankRun]) -> None:
+    assert [rank.status for rank in ranks] == [0, 0], ranks[1].stderr
