@@ -112,7 +112,7 @@ def answers(config: EngineConfig, build: Build) -> Served:
             make_request(i, prompts[i], max_tokens=case.num_tokens, sampling=GREEDY)
             for i, case in enumerate(cases())
         ]
-        fields = {"stop_token_ids": model.eos_token_ids, "constraint": json_schema}
+        fields: dict[str, Any] = {"stop_token_ids": model.eos_token_ids, "constraint": json_schema}
         requests += [
             make_request(10, prompts[0], max_tokens=40, sampling=GREEDY, **fields),
             make_request(11, prompts[1], max_tokens=40, sampling=_SEEDED, **fields),
