@@ -1,4 +1,4 @@
-"""Faults of one rank, planted in its process."""
+"""Faults of one rank, and how its weights are kept, planted in its process."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
+from batching.backend.platforms.mlx import MLXPlatform
 from batching.backend.runner.mlx_runner import MLXRunner
 
 # A step in the middle of a few requests.
@@ -59,4 +60,11 @@ def large_sums_are_wrong() -> Iterator[None]:
         return total if is_first or array.size < _LARGE else total * 0.5
 
     with patch.object(mx.distributed, "all_sum", all_sum):
+        yield
+
+
+@contextmanager
+def weights_as_stored() -> Iterator[None]:
+    """Keep quantized weights quantized, as on a GPU."""
+    with patch.object(MLXPlatform, "weights_dtype", None):
         yield

@@ -92,7 +92,9 @@ def everything(config: EngineConfig, build: Build) -> Served:
     served = Served()
     with closing(build(config)) as loaded:
         serve(loaded, first, served)
-        serve(loaded, [make_request(20, [*prompt(50), 4], max_tokens=8, sampling=again)], served)
+        for key in (20, 21):
+            ask = make_request(key, [*prompt(50), key], max_tokens=8, sampling=again)
+            serve(loaded, [ask], served)
     return served
 
 
