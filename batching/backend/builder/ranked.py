@@ -13,7 +13,7 @@ from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
 from batching.ranks.links import Leader, Member
-from batching.ranks.lockstep import follow
+from batching.ranks.lockstep.steps import follow
 from batching.ranks.unserved import check_served
 
 T = TypeVar("T")
