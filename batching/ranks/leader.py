@@ -58,6 +58,10 @@ class TcpLeader:
     def receive(self) -> Sequence[bytes]:
         return [channel.receive() for channel in self._channels]
 
+    def check(self) -> None:
+        """Find out whether a rank is gone, which takes up to a second; see `Leader`."""
+        self._fate.check()
+
     def end(self, reason: RankLost | None = None) -> None:
         """End the links, which all ranks get to know; without a reason it is on purpose, and they end well."""
         self._fate.decide(reason or RanksEnded(0, "has ended"))

@@ -61,6 +61,10 @@ class TcpMember:
     def receive(self) -> bytes:
         return self._channel.receive()
 
+    def check(self) -> None:
+        """Find out whether a rank is gone, which takes up to a second; see `Leader`."""
+        self._fate.check()
+
     def end(self, reason: RankLost) -> None:
         """End the link, and tell rank 0 why."""
         self._fate.decide(reason)
@@ -77,7 +81,7 @@ class TcpMember:
         self._on_end(error)
 
 
-def join(
+def join_ranks(
     address: tuple[str, int],
     host: str,
     rank: int,

@@ -37,6 +37,9 @@ class SocketLeader:
     def receive(self) -> Sequence[bytes]:
         return [_read(member, rank) for rank, member in enumerate(self._members, 1)]
 
+    def check(self) -> None:
+        """Plain sockets do not know."""
+
 
 class SocketMember:
     """A `Member`."""
