@@ -116,6 +116,7 @@ from batching.priority_queue import Priority
 from batching.ranked_model import build_ranked_engine, fetch_model, run_member
 from batching.ranks.agreement import agree_with_leader, agree_with_members
 from batching.ranks.control_port import CannotJoin, ControlPort
+from batching.ranks.heartbeats import TIMEOUT as HEARTBEAT_TIMEOUT
 from batching.ranks.leader import TcpLeader
 from batching.ranks.member import TcpMember, join_ranks
 from batching.ranks.model_digest import model_digest
@@ -131,6 +132,7 @@ from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 
 __all__ = [
     "BUNDLED_MODEL",
+    "HEARTBEAT_TIMEOUT",
     "HOW_TO_BUNDLE",
     "HOW_TO_SEE",
     "NOT_IN_USE",

@@ -1,5 +1,6 @@
 """Rank 0: starts the others, has them build their parts of the model, and ends them all."""
 
+import faulthandler
 import logging
 import os
 import threading
@@ -13,9 +14,10 @@ from app.ranks.launcher import Launcher
 from app.ranks.plan import RankPlan
 from app.ranks.shared_facts import shared_facts
 from app.server.stop_signals import set_stop_handler, stop_at_once
-from app.server.uvicorn_server import bind
+from app.server.uvicorn_server import BindError, bind
 from app.settings import Settings
 from batching import (
+    HEARTBEAT_TIMEOUT,
     CannotJoin,
     ControlPort,
     EngineConfig,
@@ -34,6 +36,8 @@ from batching import (
 
 # Seconds after which this process ends in any case when a rank is lost: by then the clients have their errors.
 _LAST_SECONDS: Final = 3.0
+# Ends this process in so many seconds unless it is called again by then; it needs no lock of the interpreter.
+exit_later: Final = partial(faulthandler.dump_traceback_later, exit=True)
 MODEL_FACT: Final = "a model with the digest"
 
 
@@ -62,7 +66,7 @@ class FirstRank:
             CannotJoin: one does not come.
         """
         joined = port.join(timeout, self._launcher.check)
-        self._leader = TcpLeader(joined, self._plan.hostfile.names, self._has_ended)
+        self._leader = TcpLeader(joined, self._plan.hostfile.names, self._has_ended, exit_later)
 
     def build(self, config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
         """Build the engine with all others, in the MLX thread; see `SchedulerManager`.
@@ -73,13 +77,17 @@ class FirstRank:
         """
         leader, names = self._leader, self._plan.hostfile.names
         assert leader is not None
+        leader.allow_silence(self._plan.load_silence)
         try:
             agree_with_members(leader, shared_facts(config, self._plan), names)
+            self._plan.check_ports()
             path = slices.in_thread(partial(fetch_model, config))
             digest = slices.in_thread(partial(model_digest, path))
             agree_with_members(leader, {MODEL_FACT: digest}, names)
             with self._plan.mlx_environment().entered():
-                return build_ranked_engine(config, leader, self._plan.mlx_backend, slices)
+                engine = build_ranked_engine(config, leader, self._plan.mlx_backend, slices)
+            leader.allow_silence(HEARTBEAT_TIMEOUT)
+            return engine
         except RankLost:
             raise
         except Exception:
@@ -136,7 +144,7 @@ def first_rank(plan: RankPlan, settings: Settings) -> Iterator[FirstRank]:
         reason = error
         raise
     except Exception as error:
-        if isinstance(error, ModelLoadError | CannotJoin):
+        if isinstance(error, ModelLoadError | CannotJoin | BindError):
             reason = RankRefused(0, f"({plan.host}) cannot start: {error}")
         raise
     finally:

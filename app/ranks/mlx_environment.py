@@ -58,13 +58,21 @@ def mlx_environment(
     return MlxEnvironment({**own, **found.variables}, found.files)
 
 
-def _ring(hosts: Sequence[Host], rank: int, first_port: int) -> MlxEnvironment:
+def ring_places(hosts: Sequence[Host], first_port: int) -> list[list[str]]:
+    """Return where each rank listens, as `address:port`, by all its addresses.
+
+    Raises:
+        SettingsError: there are not so many ports.
+    """
     ports = iter(range(first_port, 1 << 16))
     try:
-        places = [[f"{address}:{next(ports)}" for address in host.addresses] for host in hosts]
+        return [[f"{address}:{next(ports)}" for address in host.addresses] for host in hosts]
     except StopIteration:
         raise SettingsError(f"{env_name('ranks_port')}: too few ports follow it") from None
-    return MlxEnvironment({}, {"MLX_HOSTFILE": json.dumps(places)})
+
+
+def _ring(hosts: Sequence[Host], rank: int, first_port: int) -> MlxEnvironment:
+    return MlxEnvironment({}, {"MLX_HOSTFILE": json.dumps(ring_places(hosts, first_port))})
 
 
 def _jaccl(hosts: Sequence[Host], rank: int, first_port: int) -> MlxEnvironment:

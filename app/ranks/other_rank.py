@@ -72,6 +72,7 @@ def _run(
 ) -> None:
     try:
         agree_with_leader(member, shared_facts(config, plan))
+        plan.check_ports()
         agree_with_leader(member, {MODEL_FACT: model_digest(fetch_model(config))})
         with plan.mlx_environment().entered():
             run(config, member, plan.mlx_backend)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from app.ranks.hostfile import Hostfile, read_hostfile
-from app.ranks.mlx_environment import RANK_VARIABLE, MlxEnvironment, mlx_environment
+from app.ranks.mlx_environment import RANK_VARIABLE, MlxEnvironment, mlx_environment, ring_places
+from app.server.uvicorn_server import BindError, bind
 from app.settings import Settings, SettingsError, env_name
 from app.settings.models import served_models
-from batching import ServedModel, check_served
+from batching import HEARTBEAT_TIMEOUT, ModelLoadError, ServedModel, check_served
 
 _BACKENDS: Final = ("ring", "jaccl", "jaccl-ring", "nccl")
+_CONNECT_SECONDS: Final = 60.0
 # Several models, or what is a part of one, cannot be divided among the same ranks.
 _ALONE: Final = (
     "models",
@@ -62,6 +64,26 @@ class RankPlan:
 
     def mlx_environment(self) -> MlxEnvironment:
         return mlx_environment(self.backend, self.hostfile.hosts, self.rank, self.control_port + 1)
+
+    @property
+    def load_silence(self) -> float:
+        """Seconds for which a rank may be silent while it loads: MLX keeps the interpreter's lock while it connects."""
+        return HEARTBEAT_TIMEOUT if self.backend == "ring" else _CONNECT_SECONDS
+
+    def check_ports(self) -> None:
+        """Check that MLX can listen: where it cannot, other ranks would wait for it within MLX.
+
+        Raises:
+            ModelLoadError: another program has a port.
+        """
+        if self.backend != "ring":
+            return
+        for place in ring_places(self.hostfile.hosts, self.control_port + 1)[self.rank]:
+            address, _, port = place.rpartition(":")
+            try:
+                bind(address, int(port)).close()
+            except BindError as error:
+                raise ModelLoadError(str(error)) from None
 
     def of(self, rank: int) -> "RankPlan":
         return replace(self, rank=rank)
