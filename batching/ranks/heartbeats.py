@@ -177,7 +177,8 @@ class Heartbeats:
             if (error := error_of(line)) is not None:
                 self._fate.decide(error)
             elif line.startswith(_SILENCE) and peer.rank == 0:
-                self._timeout = float(line.removeprefix(_SILENCE))
+                with suppress(ValueError):
+                    self._timeout = float(line.removeprefix(_SILENCE))
         if len(peer.unread) > _MAX_LINE:
             self._fate.decide(peer.lost("has sent what is no sign of life"))
 
