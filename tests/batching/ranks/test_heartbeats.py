@@ -92,7 +92,7 @@ def test_all_ranks_may_be_silent_for_longer_where_rank_0_says_so(beating: Beatin
 
 
 def test_another_rank_takes_the_silence_that_rank_0_allows() -> None:
-    clock, fate = Clock(), Fate(lambda _: None)
+    clock, fate = Clock(), Fate(lambda error: heartbeats.tell(error))
     ours, theirs = socket.socketpair()
     heartbeats = Heartbeats([Peer(0, "mac0", ours)], fate, clock=clock)
     with theirs:
