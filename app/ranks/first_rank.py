@@ -1,6 +1,5 @@
 """Rank 0: starts the others, has them build their parts of the model, and ends them all."""
 
-import faulthandler
 import logging
 import os
 import threading
@@ -10,20 +9,19 @@ from functools import partial
 from typing import Final
 
 from app.observability.logs import print_stderr
+from app.ranks.exit_later import exit_later
 from app.ranks.launcher import Launcher
 from app.ranks.plan import RankPlan
 from app.ranks.shared_facts import shared_facts
 from app.server.stop_signals import set_stop_handler, stop_at_once
-from app.server.uvicorn_server import BindError, bind
+from app.server.uvicorn_server import bind
 from app.settings import Settings
 from batching import (
     HEARTBEAT_TIMEOUT,
-    CannotJoin,
     ControlPort,
     EngineConfig,
     LoadedEngine,
     LoadSlices,
-    ModelLoadError,
     RankLost,
     RankRefused,
     RanksEnded,
@@ -36,9 +34,10 @@ from batching import (
 
 # Seconds after which this process ends in any case when a rank is lost: by then the clients have their errors.
 _LAST_SECONDS: Final = 3.0
-# Ends this process in so many seconds unless it is called again by then; it needs no lock of the interpreter.
-exit_later: Final = partial(faulthandler.dump_traceback_later, exit=True)
 MODEL_FACT: Final = "a model with the digest"
+
+
+Build = Callable[[EngineConfig, TcpLeader, str, LoadSlices], LoadedEngine]
 
 
 class FirstRank:
@@ -48,9 +47,14 @@ class FirstRank:
     """
 
     def __init__(
-        self, plan: RankPlan, launcher: Launcher, leave: Callable[[int], object] = os._exit
+        self,
+        plan: RankPlan,
+        launcher: Launcher,
+        build: Build = build_ranked_engine,
+        leave: Callable[[int], object] = os._exit,
     ) -> None:
-        self._plan, self._launcher, self._leave = plan, launcher, leave
+        """Make it; `leave` ends the process."""
+        self._plan, self._launcher, self._build, self._leave = plan, launcher, build, leave
         self._leader: TcpLeader | None = None
         self.status = 0
 
@@ -85,7 +89,7 @@ class FirstRank:
             digest = slices.in_thread(partial(model_digest, path))
             agree_with_members(leader, {MODEL_FACT: digest}, names)
             with self._plan.mlx_environment().entered():
-                engine = build_ranked_engine(config, leader, self._plan.mlx_backend, slices)
+                engine = self._build(config, leader, self._plan.mlx_backend, slices)
             leader.allow_silence(HEARTBEAT_TIMEOUT)
             return engine
         except RankLost:
@@ -144,8 +148,8 @@ def first_rank(plan: RankPlan, settings: Settings) -> Iterator[FirstRank]:
         reason = error
         raise
     except Exception as error:
-        if isinstance(error, ModelLoadError | CannotJoin | BindError):
-            reason = RankRefused(0, f"({plan.host}) cannot start: {error}")
+        # What happens to a rank that serves is its status.
+        reason = RankRefused(0, f"({plan.host}) cannot start: {error}")
         raise
     finally:
         first.end(reason)

@@ -2,10 +2,10 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from tempfile import NamedTemporaryFile
 from typing import Final
 
 from app.ranks.hostfile import Host
@@ -26,21 +26,26 @@ class MlxEnvironment:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Set the variables of this process; the files are there within the context."""
-        paths: list[str] = []
-        try:
+        """Set the variables of this process, and write the files, for as long as the context lasts."""
+        with ExitStack() as stack:
+            variables = dict(self.variables)
             for name, text in self.files.items():
-                descriptor, path = tempfile.mkstemp(prefix="mlx-ranks-", suffix=".json")
-                paths.append(path)
-                with open(descriptor, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.environ[name] = path
-            os.environ.update(self.variables)
+                file = stack.enter_context(NamedTemporaryFile("w", suffix=".json"))
+                file.write(text)
+                file.flush()
+                variables[name] = file.name
+            before = {name: os.environ.get(name) for name in variables}
+            stack.callback(_restore, before)
+            os.environ.update(variables)
             yield
-        finally:
-            for path in paths:
-                with suppress(OSError):
-                    os.unlink(path)
+
+
+def _restore(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def mlx_environment(

@@ -3,9 +3,8 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from math import isnan, nan
 from typing import Any, Final, TypeVar
-
-import numpy as np
 
 from batching.errors import ModelLoadError, printable
 from batching.ranks.links import Leader, Member
@@ -114,7 +113,7 @@ def _written(value: object) -> bytes:
 
 def largest(lists: Sequence[list[float]]) -> list[float]:
     """Return the largest number at each place; NaN if one of them is."""
-    return [float(number) for number in np.max(np.asarray(lists, float), axis=0)]
+    return [nan if any(map(isnan, each)) else max(each) for each in zip(*lists, strict=True)]
 
 
 def smallest(lists: Sequence[list[int]]) -> list[int]:

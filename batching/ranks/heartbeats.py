@@ -49,12 +49,12 @@ def error_of(line: bytes) -> RankLost | None:
         return None
 
 
-# Ends this process unless it is called again within some seconds.  What blocks all threads of Python for longer, as a
-# call of MLX does that connects ranks and keeps the interpreter's lock, has ended the rank for all others.
-Guard = Callable[[float], None]
+# Ends this process unless it is called again within some seconds; None lets it live.  What blocks all threads of Python
+# for longer, as a call of MLX does that connects ranks and keeps the interpreter's lock, has ended the rank for all others.
+Guard = Callable[[float | None], None]
 
 
-def no_guard(seconds: float) -> None:
+def no_guard(seconds: float | None) -> None:
     """Let a process go on that none of its threads runs in."""
 
 
@@ -127,6 +127,7 @@ class Heartbeats:
     def close(self) -> None:
         """Wait until the peers have heard of the end, for a second at most, and close the connections."""
         self._thread.join()
+        self._guard(None)
         self._selector.close()
         for sock in (self._woken, self._waker, *(peer.sock for peer in self._peers)):
             sock.close()

@@ -8,7 +8,7 @@ from batching.constraints.grammar import Grammar
 from batching.errors import printable
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.ranks.links import Leader, Member, RankLost
-from batching.steps.codec import decode, encode
+from batching.steps.codec import InvalidPlan, decode, encode
 from batching.steps.step_plan import StartedSequence, StepPlan
 
 # The first byte of a message; a plan follows only that of a step.
@@ -108,4 +108,4 @@ def _bare(started: StartedSequence) -> StartedSequence:
 
 
 def _has_no_grammar(grammar: Grammar) -> Grammar:
-    raise AssertionError("plans for other ranks have none")
+    raise InvalidPlan("a plan for other ranks has no grammar")

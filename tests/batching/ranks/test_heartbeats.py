@@ -28,7 +28,7 @@ class Beating:
     fate: Fate
     heartbeats: Heartbeats
     others: list[socket.socket]
-    guarded: list[float]
+    guarded: list[float | None]
 
     def pass_time(self, seconds: float, *alive: int) -> None:
         """Let so much time pass in steps of half a second, in which some ranks say that they live."""
@@ -43,7 +43,7 @@ class Beating:
 def beating() -> Iterator[Beating]:
     pairs = [socket.socketpair() for _ in range(2)]
     peers = [Peer(rank, f"mac{rank}", pair[0]) for rank, pair in enumerate(pairs, start=1)]
-    clock, guarded = Clock(), list[float]()
+    clock, guarded = Clock(), list[float | None]()
     fate = Fate(lambda error: heartbeats.tell(error))
     heartbeats = Heartbeats(peers, fate, guarded.append, clock)
     yield Beating(clock, fate, heartbeats, [pair[1] for pair in pairs], guarded)
@@ -52,6 +52,8 @@ def beating() -> Iterator[Beating]:
         other.close()
     heartbeats.start()
     heartbeats.close()
+    # The process may live on.
+    assert guarded[-1] is None
 
 
 def test_it_says_every_second_that_it_lives(beating: Beating) -> None:
