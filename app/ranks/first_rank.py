@@ -12,7 +12,7 @@ from app.observability.logs import print_stderr
 from app.ranks.exit_later import exit_later
 from app.ranks.launcher import Launcher
 from app.ranks.plan import RankPlan
-from app.ranks.shared_facts import shared_facts
+from app.ranks.shared_facts import MODEL_FACT, shared_facts
 from app.server.stop_signals import set_stop_handler, stop_at_once
 from app.server.uvicorn_server import bind
 from app.settings import Settings
@@ -34,8 +34,6 @@ from batching import (
 
 # Seconds after which this process ends in any case when a rank is lost: by then the clients have their errors.
 _LAST_SECONDS: Final = 3.0
-MODEL_FACT: Final = "a model with the digest"
-
 
 Build = Callable[[EngineConfig, TcpLeader, str, LoadSlices], LoadedEngine]
 

@@ -10,9 +10,9 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from app.observability.logs import print_stderr
-from app.ranks.first_rank import MODEL_FACT
+from app.ranks.exit_later import exit_later
 from app.ranks.plan import RankPlan
-from app.ranks.shared_facts import shared_facts
+from app.ranks.shared_facts import MODEL_FACT, shared_facts
 from app.server.stop_signals import KILLED_BY, set_stop_handler
 from batching import (
     EngineConfig,
@@ -54,7 +54,9 @@ def serve_other_rank(
     ends: SimpleQueue[RankLost | Exception | signal.Signals] = SimpleQueue()
     os.environ.update(plan.hostfile.variables)
     host = plan.hostfile.names[0]
-    member = join_ranks(plan.control_address, host, plan.rank, plan.num_ranks, timeout, ends.put)
+    member = join_ranks(
+        plan.control_address, host, plan.rank, plan.num_ranks, timeout, ends.put, exit_later
+    )
     set_stop_handler(lambda number, _: ends.put(signal.Signals(number)))
     threading.Thread(target=_run, args=(plan, config, member, run, ends), daemon=True).start()
     try:
@@ -111,6 +113,8 @@ def _reason(plan: RankPlan, member: TcpMember, error: Exception) -> RankLost:
         member.check()
     except RankLost as lost:
         return lost
+    if isinstance(error, _Left):
+        return RankLost(0, f"({plan.hostfile.names[0]}) has not said how it has ended")
     if isinstance(error, ModelLoadError):
         return RankRefused(plan.rank, f"({plan.host}) cannot start: {error}")
     logger.error("this rank cannot go on", exc_info=error)

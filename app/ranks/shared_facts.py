@@ -11,6 +11,8 @@ from app.ranks.plan import RankPlan
 from app.settings import Settings, env_name
 from batching import EngineConfig
 
+# Compared when each rank has the files.
+MODEL_FACT: Final = "a model with the digest"
 # Each machine may have its own; of the model the files count, wherever they are.
 _OWN: Final = {
     "model",
