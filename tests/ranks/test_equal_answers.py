@@ -97,7 +97,8 @@ def test_tokens_are_the_same_and_logits_nearly(
     stats = found.stats
     assert stats is not None
     assert stats.num_preemptions
-    assert stats.num_hit_tokens
+    # Blocks in windows may have been given to others meanwhile.
+    assert stats.num_hit_tokens or stats.num_window_missed_tokens
     # Its answers do not repeat themselves.
     assert stats.num_drafts or name == "qwen3_5"
 

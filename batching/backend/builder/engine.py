@@ -20,7 +20,7 @@ from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
 from batching.model_info import ModelInfo, SamplingDefaults
-from batching.ranks.lockstep import Lockstep
+from batching.ranks.lockstep.steps import Lockstep
 from batching.scheduler import ContinuousBatchingScheduler
 
 

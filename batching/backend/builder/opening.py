@@ -35,7 +35,7 @@ from batching.errors import ModelLoadError
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import TEXT_ONLY, NoVision
 from batching.pooling import Embeddings, NoEmbeddings
-from batching.ranks.consensus import smallest
+from batching.ranks.lockstep.consensus import smallest
 from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 
 logger = logging.getLogger(__name__)

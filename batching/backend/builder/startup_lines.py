@@ -19,7 +19,9 @@ def startup_lines(
     weights = "as stored" if dtype is None else dtype_name(dtype)
     lines = {
         "model": f"{model_id} ({loaded.model_type}, {loaded.source})",
-        "ranks": "" if rank.is_alone else f"{rank.consensus.num_ranks}, this is the first",
+        "ranks": ""
+        if rank.is_alone
+        else f"{rank.consensus.num_ranks}; no step is queued while another one runs",
         "device": platform.device_line(weights),
         "weights": loaded.storage,
         "kernels": platform.kernels_line(model.prepared.note),

@@ -20,7 +20,7 @@ from batching.backend.self_check.probe_sequence import ProbeSequence
 from batching.block_manager import BlockTable
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
-from batching.ranks.consensus import Consensus, first, largest
+from batching.ranks.lockstep.consensus import Consensus, first, largest
 
 # Rows at the end, whose logits are compared: experts may flip in one of them.
 _NUM_COMPARED: Final = 16

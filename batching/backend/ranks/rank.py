@@ -9,8 +9,8 @@ import mlx.nn as nn
 from batching.backend.exceptions import one_line
 from batching.backend.ranks.division import divide
 from batching.errors import ModelLoadError
-from batching.ranks.consensus import ALONE, Consensus, Following, Leading
 from batching.ranks.links import Leader, Member
+from batching.ranks.lockstep.consensus import ALONE, Consensus, Following, Leading
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from batching.backend.platform import Platform
 from batching.backend.runner.mlx_runner import EncodingStep, MLXRunner, MLXStep
 from batching.block_store.entry_file import Buffer
 from batching.inputs.sampling_params import SamplingParams
-from batching.ranks.lockstep import Lockstep
+from batching.ranks.lockstep.steps import Lockstep
 from batching.steps.step_plan import SliceOutput, StepPlan
 
 

@@ -23,7 +23,7 @@ from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
 from batching.backend.vision.images import Images, isolate_encoding
 from batching.inputs.sampling_params import SamplingParams
-from batching.ranks.lockstep import Lockstep
+from batching.ranks.lockstep.steps import Lockstep
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 

@@ -22,7 +22,7 @@ from batching.backend.self_check.long_steps import LONG, MAX_TOKENS, MIN_TOKENS,
 from batching.backend.self_check.probe import COARSE_TOLERANCE, Probe
 from batching.backend.self_check.steps import probe_prompts
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
-from batching.ranks.consensus import ALONE, Consensus
+from batching.ranks.lockstep.consensus import ALONE, Consensus
 
 # A token of a damaged model may have no finite logits; the others are served.
 _SALTS: Final = range(8)

@@ -24,7 +24,7 @@ from batching.backend.self_check.differences import row_differences
 from batching.backend.self_check.expert_flips import Row, flipping_rows, has_experts
 from batching.backend.self_check.steps import SHORT, Script
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
-from batching.ranks.consensus import ALONE, Consensus, largest, union
+from batching.ranks.lockstep.consensus import ALONE, Consensus, largest, union
 
 # Shares of the largest logit: rounding differs with the shape of a product, outputs do not.
 _TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from batching.errors import ModelLoadError
-from batching.ranks.consensus import (
+from batching.ranks.lockstep.consensus import (
     ALONE,
     Consensus,
     Following,

@@ -6,16 +6,22 @@ from contextlib import contextmanager
 
 import pytest
 
+from batching.batch_inference import BatchInferenceEngine
+from batching.block_manager import BlockTable
+from batching.config import SchedulerConfig
 from batching.constraints.grammar import Grammar
 from batching.constraints.grammar_text import GrammarText
 from batching.constraints.protocol import AllowedTokens
 from batching.errors import RankLost
 from batching.inputs.sampling_params import SamplingParams
 from batching.pooling import PoolingParams
-from batching.ranks.lockstep import Lockstep, follow, without_outputs
+from batching.ranks.lockstep.steps import Lockstep, follow, without_outputs
+from batching.ranks.lockstep.tables import LatestTables
+from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.codec import InvalidPlan, encode
 from batching.steps.sequences import Sequences
-from batching.steps.step_plan import StepPlan
+from batching.steps.step_plan import Slice, SliceOutput, StepPlan
+from tests.support.fakes import TokenRunner
 from tests.support.rank_links import Linked, linked
 from tests.support.requests import make_request, plan_of
 
@@ -78,6 +84,67 @@ def test_a_plan_for_others_has_the_same_rows_and_nothing_to_sample_with() -> Non
     assert states[2].spec.pooling == PoolingParams()
     assert states[2].num_prompt_tokens == 7
     assert len(encode(sent)) < len(encode(plan)) < 2000
+
+
+def test_tables_are_sent_when_they_have_changed() -> None:
+    table, windows = BlockTable(range(0, 4000, 2)), BlockTable([7, 9])
+
+    def decode(position: int, *, ended: tuple[int, ...] = ()) -> StepPlan:
+        blocks = table.value, windows.value
+        return StepPlan((Slice(3, position, (position,), *blocks, num_samples=1),), ended=ended)
+
+    plans = [decode(1), decode(2)]
+    table.extend([5])
+    windows.drop(1)
+    plans += [decode(3), decode(4), decode(5, ended=(3,)), decode(6)]
+    sent, found = LatestTables(), LatestTables()
+    reduced = [sent.without_unchanged(plan) for plan in plans]
+    assert [found.with_unchanged(plan) for plan in reduced] == plans
+    sizes = [len(encode(plan)) for plan in reduced]
+    assert [size < 300 for size in sizes] == [False, True, False, True, False, True]
+    sent.forget()
+    assert sent.without_unchanged(plans[-1]) == plans[-1]
+
+
+def test_random_plans_arrive_as_they_were_sent_also_after_a_reset() -> None:
+    config = SchedulerConfig(num_blocks=12, block_size=4, max_num_seqs=3, max_draft_tokens=3)
+    with following() as (lockstep, _, steps, ends):
+        runner = Led(config, lockstep)
+        engine = BatchInferenceEngine(ContinuousBatchingScheduler(config), runner)
+        for i in range(6):
+            engine.add(make_request(i, [i + 1] * (3 * i + 2), max_tokens=12))
+        while engine.has_work:
+            engine.step()
+        lockstep.end()
+        ends.result(timeout=30)
+    assert engine.stats().num_preemptions
+    assert len(runner.sent) > 10
+    assert steps.found == runner.sent
+
+
+class Led(TokenRunner):
+    """A runner of rank 0; it fails once, so that it is reset in the middle."""
+
+    def __init__(self, config: SchedulerConfig, lockstep: Lockstep) -> None:
+        self.sent: list[StepPlan | str] = []
+        self._lockstep: Lockstep | None = None
+        super().__init__(config)
+        self._lockstep = lockstep
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        assert self._lockstep is not None
+        self._lockstep.begin(plan)
+        self.sent.append(without_outputs(plan))
+        self._lockstep.computed()
+        if len(self.sent) == 5:
+            raise RuntimeError("once")
+        return super().run(plan)
+
+    def reset(self) -> None:
+        super().reset()
+        if self._lockstep is not None:
+            self._lockstep.reset()
+            self.sent.append("reset")
 
 
 def test_an_error_within_a_step_ends_what_the_ranks_do_together() -> None:

@@ -8,6 +8,7 @@ from batching.constraints.grammar import Grammar
 from batching.errors import printable
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.ranks.links import Leader, Member, RankLost
+from batching.ranks.lockstep.tables import LatestTables
 from batching.steps.codec import InvalidPlan, decode, encode
 from batching.steps.step_plan import StartedSequence, StepPlan
 
@@ -27,6 +28,7 @@ class Lockstep:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._is_computing = False
+        self._tables = LatestTables()
 
     def begin(self, plan: StepPlan) -> None:
         """Let the others compute a step, which this rank has to compute next.
@@ -35,7 +37,7 @@ class Lockstep:
             RankLost: one of them is gone.
         """
         self._is_computing = True
-        self._leader.send(_STEP + encode(without_outputs(plan)))
+        self._leader.send(_STEP + encode(self._tables.without_unchanged(without_outputs(plan))))
 
     def computed(self) -> None:
         """Record that this rank has computed what all of them compute."""
@@ -59,6 +61,7 @@ class Lockstep:
         Raises:
             RankLost: one of them is gone.
         """
+        self._tables.forget()
         self._leader.send(_RESET)
 
     def end(self) -> None:
@@ -84,13 +87,16 @@ def follow(member: Member, follower: Follower) -> None:
         InvalidPlan: a message is none of rank 0.
         Exception: this rank could not compute a step.
     """
+    tables = LatestTables()
     while (message := member.receive()) != _END:
         if message == _BROKEN:
             raise RankLost(0, "could not compute a step with the others")
         if message == _RESET:
+            tables.forget()
             follower.reset()
         else:
-            follower.follow(decode(message.removeprefix(_STEP), _has_no_grammar))
+            plan = decode(message.removeprefix(_STEP), _has_no_grammar)
+            follower.follow(tables.with_unchanged(plan))
 
 
 def without_outputs(plan: StepPlan) -> StepPlan:
