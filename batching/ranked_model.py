@@ -1,5 +1,7 @@
 """Opens one model over several processes; MLX is imported when it is called."""
 
+from pathlib import Path
+
 from batching.config import EngineConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
@@ -33,3 +35,14 @@ def run_member(config: EngineConfig, member: Member, backend: str) -> None:
     from batching.backend.builder.ranked import run_member
 
     run_member(config, member, backend)
+
+
+def fetch_model(config: EngineConfig) -> Path:
+    """Return where the files of a model are, which are downloaded if they are not here.
+
+    Raises:
+        ModelLoadError: they are nowhere.
+    """
+    from batching.backend.loader import resolve
+
+    return resolve(config.model, trust_remote_code=config.trust_remote_code)

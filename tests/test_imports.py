@@ -47,6 +47,7 @@ APP_LAYERS: Final = (
     ("app.flags",),
     ("app.server_state",),
     ("app.server",),
+    ("app.ranks",),
     ("app.api", "app.web"),
     ("app.main", "app.flags", "app.run_batch"),
     ("app.commands",),

@@ -2,15 +2,11 @@
 
 import socket
 from contextlib import suppress
-from typing import Final
 
 from batching.errors import RankLost
 from batching.ranks.fate import Fate
 from batching.ranks.frames import ConnectionEnded, receive, send_frame
 from batching.ranks.heartbeats import Peer
-
-# Seconds within which the heartbeats say why this connection has ended: they end at once with it.
-_REASON_SECONDS: Final = 1.0
 
 
 class Channel:
@@ -58,6 +54,10 @@ class Channel:
             raise error.with_traceback(None)
 
     def _reason(self, error: ConnectionEnded) -> RankLost:
-        found = self._fate.wait(_REASON_SECONDS)
-        found = found or self._fate.decide(self._peer.lost(f"is gone: {error}"))
-        return found.with_traceback(None)
+        """Return why the connection has ended.
+
+        Raises:
+            RankLost: the heartbeats know better; they end at once with it.
+        """
+        self._fate.check()
+        return self._fate.decide(self._peer.lost(f"is gone: {error}"))

@@ -55,7 +55,7 @@ class JoinedRank:
 
 
 class ControlPort:
-    """Waits until each rank has connected; then the port is closed, so that nobody else can connect.
+    """Waits until each rank has connected; then the port is closed, so that no other connection is made.
 
     One thread owns it.  No connection can hold up another one: each has some seconds for a hello of
     limited length.

@@ -2,8 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from batching.errors import RankLost
+
+# Seconds within which the heartbeats see that a process or a connection is gone.
+_SEEN_WITHIN: Final = 1.0
 
 
 class Fate:
@@ -35,3 +39,12 @@ class Fate:
         """Wait until it is decided and all know it, for so long at most; return the reason."""
         self._has_ended.wait(seconds)
         return self.error
+
+    def check(self) -> None:
+        """Find out whether the link has ended, where something has failed that needs it: that is seen within a second.
+
+        Raises:
+            RankLost: it has.
+        """
+        if (error := self.wait(_SEEN_WITHIN)) is not None:
+            raise error.with_traceback(None)

@@ -15,7 +15,7 @@ class ConnectionEnded(Exception):
 
 
 def prepare(sock: socket.socket) -> None:
-    """Let messages, all of which somebody waits for, leave at once."""
+    """Let messages leave at once: a rank waits for each."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

@@ -19,9 +19,13 @@ from batching.ranks.fate import Fate
 # Seconds between two signs of life, and of silence after which a rank counts as lost.
 INTERVAL: Final = 1.0
 TIMEOUT: Final = 5.0
+# Seconds by which this process outlives what the others take for its death, if it does not even run this thread.
+_GUARD_SECONDS: Final = 2.0
 # Seconds for which the others may take to close their ends, so that they read what was said last.
 _LINGER: Final = 1.0
 _BEAT: Final = b".\n"
+# What follows it are the seconds for which the others may be silent.
+_SILENCE: Final = b"silence "
 _MAX_LINE: Final = 4096
 _WORDS: Final[Mapping[str, type[RankLost]]] = {
     "lost": RankLost,
@@ -45,6 +49,15 @@ def error_of(line: bytes) -> RankLost | None:
         return None
 
 
+# Ends this process unless it is called again within some seconds; None lets it live.  What blocks all threads of Python
+# for longer, as a call of MLX does that connects ranks and keeps the interpreter's lock, has ended the rank for all others.
+Guard = Callable[[float | None], None]
+
+
+def no_guard(seconds: float | None) -> None:
+    """Let a process go on that none of its threads runs in."""
+
+
 @dataclass
 class Peer:
     """The other end of a connection.
@@ -66,14 +79,19 @@ class Peer:
 class Heartbeats:
     """Says every second that this process lives, and finds who does not; the fate of the link has the answer.
 
-    The thread that `start` starts owns all but `tell`, which any thread may call.
+    The thread that `start` starts owns all but `tell` and `allow_silence`, which any thread may call.
     """
 
     def __init__(
-        self, peers: list[Peer], fate: Fate, clock: Callable[[], float] = monotonic
+        self,
+        peers: list[Peer],
+        fate: Fate,
+        guard: Guard = no_guard,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """Own the connections of the peers; `clock` is in seconds."""
-        self._peers, self._fate, self._clock = peers, fate, clock
+        self._peers, self._fate, self._guard, self._clock = peers, fate, guard, clock
+        self._timeout = TIMEOUT
         self._selector = selectors.DefaultSelector()
         for peer in peers:
             peer.sock.setblocking(False)
@@ -88,6 +106,14 @@ class Heartbeats:
     def start(self) -> None:
         self._thread.start()
 
+    def allow_silence(self, seconds: float) -> None:
+        """Let all ranks be silent for so long."""
+        with self._lock:
+            self._timeout = seconds
+            for peer in self._peers:
+                with suppress(OSError):
+                    peer.sock.send(_SILENCE + f"{seconds}\n".encode())
+
     def tell(self, error: RankLost) -> None:
         """Tell all peers of the end of the link, after which nothing is sent."""
         with self._lock:
@@ -101,6 +127,7 @@ class Heartbeats:
     def close(self) -> None:
         """Wait until the peers have heard of the end, for a second at most, and close the connections."""
         self._thread.join()
+        self._guard(None)
         self._selector.close()
         for sock in (self._woken, self._waker, *(peer.sock for peer in self._peers)):
             sock.close()
@@ -110,6 +137,7 @@ class Heartbeats:
         for key, _ in self._selector.select(0):
             if isinstance(key.data, Peer):
                 self._read(key.data)
+        self._guard(self._timeout + _GUARD_SECONDS)
         now = self._clock()
         # In what is longer this thread, and maybe the process, did not run.
         passed, self._turned = min(now - self._turned, INTERVAL), now
@@ -118,8 +146,8 @@ class Heartbeats:
             self._beat()
         for peer in self._peers:
             peer.silence += passed
-            if peer.silence > TIMEOUT:
-                self._fate.decide(peer.lost(f"has not answered for {TIMEOUT:.0f} s"))
+            if peer.silence > self._timeout:
+                self._fate.decide(peer.lost(f"has not answered for {self._timeout:.0f} s"))
 
     def _run(self) -> None:
         while self._fate.error is None:
@@ -149,6 +177,9 @@ class Heartbeats:
         for line in lines:
             if (error := error_of(line)) is not None:
                 self._fate.decide(error)
+            elif line.startswith(_SILENCE) and peer.rank == 0:
+                with suppress(ValueError):
+                    self._timeout = float(line.removeprefix(_SILENCE))
         if len(peer.unread) > _MAX_LINE:
             self._fate.decide(peer.lost("has sent what is no sign of life"))
 

@@ -1,14 +1,13 @@
 """Rank 0's side of the TCP links."""
 
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
 
 from batching.errors import RankLost, RanksEnded
 from batching.ranks.channel import Channel
 from batching.ranks.control_port import JoinedRank
 from batching.ranks.fate import Fate
 from batching.ranks.frames import framed
-from batching.ranks.heartbeats import Heartbeats, Peer
+from batching.ranks.heartbeats import Guard, Heartbeats, Peer, no_guard
 
 
 class TcpLeader:
@@ -22,13 +21,13 @@ class TcpLeader:
         joined: Mapping[int, JoinedRank],
         hosts: Sequence[str],
         on_end: Callable[[RankLost], None],
-        clock: Callable[[], float] = monotonic,
+        guard: Guard = no_guard,
     ) -> None:
         """Own the connections.
 
         hosts: the names of the ranks' hosts, rank 0 included.
         on_end: is called once, in any thread, when a rank is lost or `end` was called.
-        clock: in seconds.
+        guard: see `Guard`.
         """
         self._on_end = on_end
         self._fate = Fate(self._tell)
@@ -38,7 +37,7 @@ class TcpLeader:
             assert each.heartbeats is not None
             self._channels.append(Channel(Peer(rank, hosts[rank], each.messages), self._fate))
             beating.append(Peer(rank, hosts[rank], each.heartbeats))
-        self._heartbeats = Heartbeats(beating, self._fate, clock)
+        self._heartbeats = Heartbeats(beating, self._fate, guard)
         self._heartbeats.start()
 
     @property
@@ -57,6 +56,14 @@ class TcpLeader:
 
     def receive(self) -> Sequence[bytes]:
         return [channel.receive() for channel in self._channels]
+
+    def check(self) -> None:
+        """Find out whether a rank is gone, which takes up to a second; see `Leader`."""
+        self._fate.check()
+
+    def allow_silence(self, seconds: float) -> None:
+        """Let all ranks be silent for so long."""
+        self._heartbeats.allow_silence(seconds)
 
     def end(self, reason: RankLost | None = None) -> None:
         """End the links, which all ranks get to know; without a reason it is on purpose, and they end well."""

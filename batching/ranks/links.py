@@ -32,6 +32,14 @@ class Leader(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Find out whether a rank is gone, which takes up to a second: something has failed that all ranks do.
+
+        Raises:
+            RankLost: one is.
+        """
+        ...
+
 
 class Member(Protocol):
     """The side of any other rank."""

@@ -10,7 +10,7 @@ from batching.ranks.channel import Channel
 from batching.ranks.control_port import CannotJoin
 from batching.ranks.fate import Fate
 from batching.ranks.frames import ConnectionEnded, framed, prepare, receive, send_frame
-from batching.ranks.heartbeats import Heartbeats, Peer
+from batching.ranks.heartbeats import Guard, Heartbeats, Peer, no_guard
 from batching.ranks.hello import MAX_HELLO_BYTES, START, Answer, Hello, read_answer
 
 _RETRY_SECONDS: Final = 0.2
@@ -33,17 +33,18 @@ class TcpMember:
         messages: socket.socket,
         heartbeats: socket.socket,
         on_end: Callable[[RankLost], None],
-        clock: Callable[[], float] = monotonic,
+        guard: Guard = no_guard,
     ) -> None:
         """Own the connections.
 
         host: the name of rank 0's.
         on_end: is called once, in any thread, when a rank is lost, rank 0 has ended, or `end` was called.
+        guard: see `Guard`.
         """
         self._rank, self._on_end = rank, on_end
         self._fate = Fate(self._tell)
         self._channel = Channel(Peer(0, host, messages), self._fate)
-        self._heartbeats = Heartbeats([Peer(0, host, heartbeats)], self._fate, clock)
+        self._heartbeats = Heartbeats([Peer(0, host, heartbeats)], self._fate, guard)
         self._heartbeats.start()
 
     @property
@@ -61,6 +62,10 @@ class TcpMember:
     def receive(self) -> bytes:
         return self._channel.receive()
 
+    def check(self) -> None:
+        """Find out whether a rank is gone, which takes up to a second; see `Leader`."""
+        self._fate.check()
+
     def end(self, reason: RankLost) -> None:
         """End the link, and tell rank 0 why."""
         self._fate.decide(reason)
@@ -77,19 +82,21 @@ class TcpMember:
         self._on_end(error)
 
 
-def join(
+def join_ranks(
     address: tuple[str, int],
     host: str,
     rank: int,
     num_ranks: int,
     timeout: float,
     on_end: Callable[[RankLost], None],
+    guard: Guard = no_guard,
 ) -> TcpMember:
     """Connect to rank 0, again and again until it is there, and wait until all ranks are.
 
     address: of rank 0's control port.
     host: its name for the operator.
     timeout: in seconds, for all of that.
+    on_end, guard: of the `TcpMember`.
 
     Raises:
         CannotJoin: rank 0 does not answer in time, or refuses this rank or another one.
@@ -97,7 +104,8 @@ def join(
     deadline = monotonic() + timeout
     while True:
         try:
-            return _try(address, host, Hello(rank, num_ranks, "messages"), deadline, on_end)
+            sockets = _try(address, Hello(rank, num_ranks, "messages"), deadline)
+            return TcpMember(rank, host, *sockets, on_end, guard)
         except _TryAgain as error:
             if monotonic() > deadline - _RETRY_SECONDS:
                 place = f"rank 0 ({host}) at {address[0]} port {address[1]}"
@@ -106,12 +114,9 @@ def join(
 
 
 def _try(
-    address: tuple[str, int],
-    host: str,
-    hello: Hello,
-    deadline: float,
-    on_end: Callable[[RankLost], None],
-) -> TcpMember:
+    address: tuple[str, int], hello: Hello, deadline: float
+) -> tuple[socket.socket, socket.socket]:
+    """Return the connections for messages and for heartbeats, when all ranks are there."""
     sockets: list[socket.socket] = []
     try:
         messages = _connect(address, deadline, sockets)
@@ -129,7 +134,7 @@ def _try(
         if isinstance(error, ConnectionEnded):
             raise _TryAgain(str(error)) from None
         raise
-    return TcpMember(hello.rank, host, messages, heartbeats, on_end)
+    return messages, heartbeats
 
 
 def _connect(

@@ -13,7 +13,7 @@ from batching.ranks.control_port import ControlPort
 from batching.ranks.frames import framed, receive
 from batching.ranks.hello import Hello
 from batching.ranks.leader import TcpLeader
-from batching.ranks.member import TcpMember, join
+from batching.ranks.member import TcpMember, join_ranks
 
 HOSTS: Final = ("mac0", "mac1", "mac2", "mac3")
 
@@ -53,7 +53,7 @@ def linked(num_ranks: int) -> Iterator[Linked]:
     members: dict[int, TcpMember] = {}
 
     def join_as(rank: int) -> None:
-        members[rank] = join(address, "mac0", rank, num_ranks, 30, ends[rank])
+        members[rank] = join_ranks(address, "mac0", rank, num_ranks, 30, ends[rank])
 
     threads = [threading.Thread(target=join_as, args=(rank,)) for rank in range(1, num_ranks)]
     for thread in threads:

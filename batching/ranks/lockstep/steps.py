@@ -51,6 +51,7 @@ class Lockstep:
             RankLost: it does; of another rank, if that is why.
         """
         if self._is_computing and not isinstance(error, RankLost):
+            self._leader.check()
             self._leader.send(_BROKEN)
             reason = f"cannot compute a step with the others: {type(error).__name__}: {error}"
             raise RankLost(0, printable(reason)) from error

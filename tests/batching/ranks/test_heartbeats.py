@@ -28,6 +28,7 @@ class Beating:
     fate: Fate
     heartbeats: Heartbeats
     others: list[socket.socket]
+    guarded: list[float | None]
 
     def pass_time(self, seconds: float, *alive: int) -> None:
         """Let so much time pass in steps of half a second, in which some ranks say that they live."""
@@ -42,15 +43,17 @@ class Beating:
 def beating() -> Iterator[Beating]:
     pairs = [socket.socketpair() for _ in range(2)]
     peers = [Peer(rank, f"mac{rank}", pair[0]) for rank, pair in enumerate(pairs, start=1)]
-    clock = Clock()
+    clock, guarded = Clock(), list[float | None]()
     fate = Fate(lambda error: heartbeats.tell(error))
-    heartbeats = Heartbeats(peers, fate, clock)
-    yield Beating(clock, fate, heartbeats, [pair[1] for pair in pairs])
+    heartbeats = Heartbeats(peers, fate, guarded.append, clock)
+    yield Beating(clock, fate, heartbeats, [pair[1] for pair in pairs], guarded)
     fate.decide(RanksEnded(0, "has ended"))
     for _, other in pairs:
         other.close()
     heartbeats.start()
     heartbeats.close()
+    # The process may live on.
+    assert guarded[-1] is None
 
 
 def test_it_says_every_second_that_it_lives(beating: Beating) -> None:
@@ -74,6 +77,45 @@ def test_a_late_sign_of_life_is_one(beating: Beating) -> None:
         beating.pass_time(4.5, 1)
         beating.pass_time(0.5, 1, 2)
     assert beating.fate.error is None
+
+
+def test_each_turn_lets_the_process_live_for_longer_than_the_others_wait(beating: Beating) -> None:
+    beating.pass_time(1.0)
+    assert beating.guarded == [7.0, 7.0]
+
+
+def test_all_ranks_may_be_silent_for_longer_where_rank_0_says_so(beating: Beating) -> None:
+    beating.heartbeats.allow_silence(60.0)
+    assert [other.recv(100) for other in beating.others] == [b"silence 60.0\n"] * 2
+    beating.pass_time(60.0, 1)
+    assert (beating.fate.error, beating.guarded[-1]) == (None, 62.0)
+    beating.pass_time(0.5, 1)
+    assert str(beating.fate.error) == "rank 2 (mac2) has not answered for 60 s"
+
+
+def test_another_rank_takes_the_silence_that_rank_0_allows() -> None:
+    clock, fate = Clock(), Fate(lambda error: heartbeats.tell(error))
+    ours, theirs = socket.socketpair()
+    heartbeats = Heartbeats([Peer(0, "mac0", ours)], fate, clock=clock)
+    with theirs:
+        theirs.send(b"silence 60.0\nsilence long\n")
+        heartbeats.turn()
+        for _ in range(60):
+            clock.now += 1
+            heartbeats.turn()
+        assert fate.error is None
+        clock.now += 1
+        heartbeats.turn()
+        assert str(fate.error) == "rank 0 (mac0) has not answered for 60 s"
+    heartbeats.start()
+    heartbeats.close()
+
+
+@pytest.mark.parametrize("line", [b"silence 9999\n", b"silence x\n"])
+def test_no_other_rank_allows_silence(beating: Beating, line: bytes) -> None:
+    beating.others[1].send(line)
+    beating.pass_time(5.5, 1)
+    assert str(beating.fate.error) == "rank 2 (mac2) has not answered for 5 s"
 
 
 def test_time_in_which_this_process_did_not_run_is_no_silence_of_others(beating: Beating) -> None:

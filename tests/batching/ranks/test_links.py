@@ -54,6 +54,15 @@ def test_a_rank_whose_process_is_gone_ends_all_others() -> None:
         assert error.value.status == 1
 
 
+def test_a_rank_that_fails_finds_out_whether_another_one_has_before() -> None:
+    with linked(2) as links:
+        links.leader.allow_silence(60)
+        links.leader.end(RankLost(1, "(mac1) is gone"))
+        for check in (links.leader.check, links.members[0].check):
+            with pytest.raises(RankLost, match="rank 1"):
+                check()
+
+
 def test_rank_0_ends_all_on_purpose() -> None:
     with linked(3) as links:
         links.leader.end()
