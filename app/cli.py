@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] = ()) -> int:
             flags = parse_flags(arguments[1:], FILES)
             paths = BatchPaths(*(Path(flags.pop(name)) for name in FILES))
             settings = _load_settings(flags)
+            if settings.ranks is not None:
+                raise SettingsError(f"{env_name('ranks')} is for {SERVE}, not for {RUN_BATCH}")
             return run_batch(settings, make_manager(settings), paths)
         flags = parse_flags(arguments[1:] if arguments[:1] == [SERVE] else arguments)
         settings = _load_settings(flags)

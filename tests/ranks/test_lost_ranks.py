@@ -17,7 +17,7 @@ KILLED = -signal.SIGKILL
 TIMES = ["idle", "mid-stream", "in prefill"]
 
 
-def fail_at(time: str, processes: list[ServerProcess], fail: Callable[[], None]) -> Answer | None:
+def fail_at(time: str, processes: list[ServerProcess], fail: Callable[[], object]) -> Answer | None:
     """Let something fail at a time; return what the client gets that has asked by then."""
     url = url_of(processes[0])
     if time == "idle":

@@ -16,7 +16,7 @@ from batching.backend.builder.ranked import build_ranked_engine, run_member
 from batching.errors import EngineError
 from batching.ranks.control_port import ControlPort
 from batching.ranks.leader import TcpLeader
-from batching.ranks.member import TcpMember, join
+from batching.ranks.member import TcpMember, join_ranks
 from tests.support.ranks import HOST, Job, RankSpec
 
 _JOIN_SECONDS = 60.0
@@ -51,7 +51,7 @@ def _linked(spec: RankSpec) -> Iterator[TcpLeader | TcpMember]:
         link = TcpLeader(port.join(_JOIN_SECONDS), hosts, _note)
     else:
         address = (HOST, spec.port)
-        link = join(address, hosts[0], spec.rank, spec.num_ranks, _JOIN_SECONDS, _note)
+        link = join_ranks(address, hosts[0], spec.rank, spec.num_ranks, _JOIN_SECONDS, _note)
     try:
         yield link
     finally:

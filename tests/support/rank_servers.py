@@ -104,7 +104,7 @@ class Answer:
 
 def ask(
     url: str,
-    on_token: Callable[[], None] = lambda: None,
+    on_token: Callable[[], object] = lambda: None,
     *,
     num_tokens: int = 400,
     is_long: bool = False,
@@ -121,7 +121,7 @@ def ask(
     }
     try:
         with (
-            httpx.Client(timeout=60, headers={"Authorization": f"Bearer {key}"}) as client,
+            httpx.Client(timeout=60, headers={"X-Api-Key": key} if key else {}) as client,
             client.stream("POST", f"{url}/v1/chat/completions", json=body) as response,
         ):
             answer.status = response.status_code
@@ -132,7 +132,7 @@ def ask(
     return answer
 
 
-def _take(answer: Answer, line: str, on_token: Callable[[], None]) -> None:
+def _take(answer: Answer, line: str, on_token: Callable[[], object]) -> None:
     text = line.removeprefix("data: ")
     if text == "[DONE]":
         answer.is_done = True

@@ -55,6 +55,13 @@ def test_what_is_wrong_with_the_settings_is_one_line(
     assert capsys.readouterr().err == f"{line}\n"
 
 
+def test_files_of_requests_have_no_ranks(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run-batch", "a", "b", *flags[1:]]) == 2
+    assert capsys.readouterr().err == "--ranks is for serve, not for run-batch\n"
+
+
 def test_a_rank_that_finds_no_first_one_is_one_line(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from app.ranks import first_rank as module
 from app.ranks.first_rank import FirstRank, first_rank
+from app.ranks.launcher import Launcher
 from app.ranks.plan import RankPlan, divided_model, rank_plan
 from app.ranks.shared_facts import MODEL_FACT, shared_facts
 from app.settings import Settings
@@ -59,6 +60,12 @@ class Other:
         return join_ranks(self.plan.control_address, "mac0", 1, 2, 30, self.ends)
 
 
+def leave_with_rank_0(member: TcpMember) -> None:
+    """Close a rank when its end has come, for which rank 0 waits."""
+    member._fate.wait(60)
+    member.close()
+
+
 @contextmanager
 def first_and_other(**fields: Any) -> Iterator[tuple[FirstRank, TcpMember, Ends, EngineConfig]]:
     plan, settings = planned(**fields)
@@ -67,8 +74,7 @@ def first_and_other(**fields: Any) -> Iterator[tuple[FirstRank, TcpMember, Ends,
         joining = threads.submit(other.join)
         with first_rank(plan, settings) as first:
             member = joining.result()
-            # Rank 0 waits for that.
-            threads.submit(lambda: (member._fate.wait(60), member.close()))
+            threads.submit(leave_with_rank_0, member)
             yield first, member, other.ends, divided_model(settings).config
 
 
@@ -126,7 +132,7 @@ def test_a_signal_before_it_serves_ends_the_processes_that_it_has_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[str] = []
-    monkeypatch.setattr(module.Launcher, "kill", lambda _: ended.append("kill"))
+    monkeypatch.setattr(Launcher, "kill", lambda _: ended.append("kill"))
     monkeypatch.setattr(module, "stop_at_once", lambda number: ended.append(f"exit {number}"))
     with first_and_other():
         signal.raise_signal(signal.SIGTERM)
@@ -137,7 +143,7 @@ def test_ranks_are_started_unless_a_supervisor_does(monkeypatch: pytest.MonkeyPa
     _, settings = planned()
     calls: list[str] = []
     for name in ("start", "check", "close"):
-        monkeypatch.setattr(module.Launcher, name, lambda _, name=name: calls.append(name))
+        monkeypatch.setattr(Launcher, name, lambda _, name=name: calls.append(name))
     plan = rank_plan(settings, {})
     other = Other(plan)
     with ThreadPoolExecutor(1) as threads:

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,8 @@ def test_other_ranks_get_the_settings_of_the_model_and_no_secrets() -> None:
     }
     # It finds the same in them.
     environment = {k: v for k, v in variables.items() if k.startswith("MLX_SERVER_")}
-    fields = {name.removeprefix("MLX_SERVER_").lower(): v for name, v in environment.items()}
+    fields: dict[str, Any] = {
+        name.removeprefix("MLX_SERVER_").lower(): v for name, v in environment.items()
+    }
     theirs = Settings(_env_file=None, **fields)
-    assert rank_plan(theirs, {"MLX_RANK": "1"}) == plan.of(1).__class__(
-        plan.hostfile, 1, "ring", 32322, launches=False
-    )
+    assert rank_plan(theirs, {"MLX_RANK": "1"}) == replace(plan, rank=1, launches=False)

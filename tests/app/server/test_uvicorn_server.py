@@ -21,11 +21,11 @@ import httpx
 import openai
 import pytest
 
-from app.__main__ import allow_connections, leave, open_standard_files, start, stop_at_once
+from app.__main__ import allow_connections, leave, open_standard_files, start
 from app.cli import base_url, main, run
 from app.main import create_app
 from app.server import uvicorn_server
-from app.server.stop_signals import stop_signals
+from app.server.stop_signals import stop_at_once, stop_signals
 from app.server.uvicorn_server import BindError, Server, bind, serve
 from app.settings import Settings
 from batching import RankLost, SchedulerManager
