@@ -15,15 +15,18 @@ from batching.backend.loader import LoadedModel
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.checked_model import CheckedModel
 from batching.backend.self_check.expert_flips import has_experts
-from batching.backend.self_check.probe import tolerance_of
+from batching.backend.self_check.probe import COARSE_TOLERANCE, tolerance_of
 from batching.backend.self_check.probe_sequence import ProbeSequence
 from batching.block_manager import BlockTable
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 from batching.ranks.lockstep.consensus import Consensus, first, largest
 
-# Rows at the end, whose logits are compared: experts may flip in one of them.
+# Rows at the end, whose logits are compared.
 _NUM_COMPARED: Final = 16
+# A share of the largest logit.  What arrives wrongly leaves nothing as it was; rounding in 16 bits, and other experts that it
+# leads to, change less.
+_WRONG: Final = 0.3
 _NUM_CHUNKS: Final = 3
 # Logits of a row that ranks compare.
 _NUM_SAMPLES: Final = 64
@@ -38,8 +41,8 @@ def check_chunks(
         ModelLoadError: it does not.
     """
     context = config.scheduler_config(1, config.model_context(loaded.max_model_len)).max_model_len
-    most = (context - _NUM_COMPARED) // _NUM_CHUNKS
-    chunk = min(config.prefill_chunk, config.max_num_batched_tokens, most)
+    fitting = (context - _NUM_COMPARED) // _NUM_CHUNKS
+    chunk = min(config.prefill_chunk, config.max_num_batched_tokens, fitting)
     if chunk < 1:
         return
     # The last one is shorter.
@@ -57,12 +60,15 @@ def check_chunks(
     expected = _last_logits(runner, whole, [last])
     found = _last_logits(runner, chunked, [*range(chunk, last, chunk), last])
     off = _off(expected, found, consensus)
-    num_flips = 1 if has_experts(loaded.model) else 0
-    largest_off = sorted(off)[-1 - num_flips]
-    if any(map(isnan, off)) or largest_off > tolerance_of(checked.layout):
+    # Some rows have other experts.
+    most = sorted(off)[_NUM_COMPARED // 2 if has_experts(loaded.model) else -1]
+    tolerance = tolerance_of(checked.layout)
+    if has_experts(loaded.model) or tolerance >= COARSE_TOLERANCE:
+        tolerance = _WRONG
+    if any(map(isnan, off)) or most > tolerance:
         raise ModelLoadError(
             f"a prompt in chunks of {chunk} tokens has other logits than in one, or on another rank, by "
-            f"{largest_off:.2g} of the largest: what the ranks add up does not arrive as it was sent"
+            f"{most:.2g} of the largest: what the ranks add up does not arrive as it was sent"
         )
 
 
