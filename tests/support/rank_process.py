@@ -49,6 +49,8 @@ def _linked(spec: RankSpec) -> Iterator[TcpLeader | TcpMember]:
     if spec.rank == 0:
         port = ControlPort(socket.create_server((HOST, spec.port)), hosts)
         link = TcpLeader(port.join(_JOIN_SECONDS), hosts, _note)
+        # Models are loaded again and again.
+        link.allow_silence(_JOIN_SECONDS)
     else:
         address = (HOST, spec.port)
         link = join_ranks(address, hosts[0], spec.rank, spec.num_ranks, _JOIN_SECONDS, _note)

@@ -31,7 +31,7 @@ from batching.block_manager import BlockTable
 from batching.block_store.store import BlockStore
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
-from batching.errors import ModelLoadError
+from batching.errors import ModelLoadError, RankLost
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import TEXT_ONLY, NoVision
 from batching.pooling import Embeddings, NoEmbeddings
@@ -133,7 +133,7 @@ def _try(
     opened: OpenModel | Instead | None = None
     try:
         opened = _opened(config, platform, loaded, changes, slices, rank)
-    except ModelLoadError:
+    except (ModelLoadError, RankLost):
         raise
     except Exception as error:
         # The code of a model can raise anything.

@@ -61,8 +61,8 @@ def check_chunks(
     largest_off = sorted(off)[-1 - num_flips]
     if any(map(isnan, off)) or largest_off > tolerance_of(checked.layout):
         raise ModelLoadError(
-            f"a prompt in chunks of {chunk} tokens has other logits than in one, or on another rank, by {largest_off:.2g} of "
-            f"the largest: the ranks do not add up rightly what is as large"
+            f"a prompt in chunks of {chunk} tokens has other logits than in one, or on another rank, by "
+            f"{largest_off:.2g} of the largest: what the ranks add up does not arrive as it was sent"
         )
 
 

@@ -64,7 +64,7 @@ def check_model(
     try:
         Observation(model, [0, 1]).layout()
     except Exception as error:
-        probe.check_alone()
+        probe.raise_unless_alone()
         # Its caches must be of the very class that it makes, perhaps.
         return probe.own_caches(f"its caches cannot be watched ({error})")
     if known is not None:
@@ -122,7 +122,7 @@ def _shrunk_sizes(probe: Probe) -> Changes:
                 )
             is_same = float(mx.abs(whole - pieces).max() / mx.abs(whole).max()) < COARSE_TOLERANCE
         except Exception:
-            probe.check_alone()
+            probe.raise_unless_alone()
             is_same = False
         if not probe.consensus.choose(is_same, all):
             changes.undo()

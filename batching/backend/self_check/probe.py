@@ -75,7 +75,7 @@ class Probe:
                 portable = self._on(checked, self.platform.portable(""))
                 difference, tolerance = self._difference(portable)
             except Exception as error:
-                self.check_alone()
+                self.raise_unless_alone()
                 # A model's code can do anything with a cache, so it can raise anything.
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
@@ -103,7 +103,7 @@ class Probe:
             try:
                 difference, tolerance = self._difference(self._on(checked, form))
             except Exception as error:
-                self.check_alone()
+                self.raise_unless_alone()
                 # A kernel that does not compile, among others.
                 reason = f"they do not run ({one_line(error)})"
                 continue
@@ -112,8 +112,8 @@ class Probe:
             reason = f"they change the logits by {difference:.2g} of the largest one"
         return self.platform.portable(reason)
 
-    def check_alone(self) -> None:
-        """Raise the error that is being handled again if other ranks may not have it: they wait within a step."""
+    def raise_unless_alone(self) -> None:
+        """Raise the error that is handled again if other ranks may not have it: they would wait within a step."""
         if not self.consensus.is_alone:
             raise
 

@@ -36,8 +36,9 @@ class Lockstep:
         Raises:
             RankLost: one of them is gone.
         """
+        message = _STEP + encode(self._tables.without_unchanged(without_outputs(plan)))
         self._is_computing = True
-        self._leader.send(_STEP + encode(self._tables.without_unchanged(without_outputs(plan))))
+        self._leader.send(message)
 
     def computed(self) -> None:
         """Record that this rank has computed what all of them compute."""
