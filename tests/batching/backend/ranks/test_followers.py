@@ -40,6 +40,9 @@ class RecordingLeader:
     def receive(self) -> Sequence[bytes]:
         raise AssertionError("nothing is asked")
 
+    def check(self) -> None:
+        raise AssertionError("nothing has failed")
+
 
 class LateMember:
     """A member that gets what was sent to it once all of it is there."""
