@@ -28,7 +28,7 @@ _PASSED: Final = {*EngineSettings.model_fields, "trust_remote_code", "step_timeo
     "log_level",
     "log_format",
 }
-_OWN: Final = {"ranks", "ranks_backend", "ranks_port"}
+_OWN: Final = {"ranks", "ranks_backend", "ranks_host", "ranks_port"}
 _MAX_LINE: Final = 8192
 # Seconds in which a process ends that rank 0 has told to, and in which its last line is read.
 _END_SECONDS: Final = 3.0
@@ -127,12 +127,14 @@ def member_variables(settings: Settings, plan: RankPlan, rank: int) -> dict[str,
         for field in settings.model_fields_set & _PASSED - _OWN
         if (value := getattr(settings, field)) is not None
     }
+    host, port = plan.control_address
     return {
         **plan.hostfile.variables,
         **variables,
         env_name("ranks"): plan.hostfile.to_json(),
         env_name("ranks_backend"): plan.backend,
-        env_name("ranks_port"): str(plan.control_port),
+        env_name("ranks_host"): host,
+        env_name("ranks_port"): str(port),
         RANK_VARIABLE: str(rank),
         "PYTHONPATH": str(Path(app.__file__).parents[1]),
     }

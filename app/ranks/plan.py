@@ -35,12 +35,13 @@ class RankPlan:
     rank: its number.
     launches: it starts the other ranks itself; otherwise a supervisor starts each.
     backend: of `mx.distributed`.
+    control_address: where rank 0 waits for the others.
     """
 
     hostfile: Hostfile
     rank: int
     backend: str
-    control_port: int
+    control_address: tuple[str, int]
     launches: bool
 
     @property
@@ -53,9 +54,9 @@ class RankPlan:
         return self.hostfile.names[self.rank]
 
     @property
-    def control_address(self) -> tuple[str, int]:
-        """Where rank 0 waits for the others."""
-        return self.hostfile.hosts[0].addresses[0], self.control_port
+    def first_port(self) -> int:
+        """The first of those that MLX listens on."""
+        return self.control_address[1] + 1
 
     @property
     def mlx_backend(self) -> str:
@@ -63,7 +64,7 @@ class RankPlan:
         return self.backend.removesuffix("-ring")
 
     def mlx_environment(self) -> MlxEnvironment:
-        return mlx_environment(self.backend, self.hostfile.hosts, self.rank, self.control_port + 1)
+        return mlx_environment(self.backend, self.hostfile.hosts, self.rank, self.first_port)
 
     @property
     def load_silence(self) -> float:
@@ -78,7 +79,7 @@ class RankPlan:
         """
         if self.backend != "ring":
             return
-        for place in ring_places(self.hostfile.hosts, self.control_port + 1)[self.rank]:
+        for place in ring_places(self.hostfile.hosts, self.first_port)[self.rank]:
             address, _, port = place.rpartition(":")
             try:
                 bind(address, int(port)).close()
@@ -108,7 +109,8 @@ def rank_plan(settings: Settings, environ: Mapping[str, str] = os.environ) -> Ra
         raise SettingsError(f"{env_name('ranks')}: backend must be one of {', '.join(_BACKENDS)}")
     text = environ.get(RANK_VARIABLE, "")
     rank = _rank(text, len(hostfile.hosts)) if text else 0
-    plan = RankPlan(hostfile, rank, backend, settings.ranks_port, launches=not text)
+    address = settings.ranks_host or hostfile.hosts[0].addresses[0], settings.ranks_port
+    plan = RankPlan(hostfile, rank, backend, address, launches=not text)
     for other in range(plan.num_ranks):
         plan.of(other).mlx_environment()
     return plan

@@ -277,6 +277,11 @@ class EngineSettings(BaseSettings):
         description="What MLX connects these hosts by: `ring` is TCP, `jaccl` RDMA over Thunderbolt, `nccl` for NVIDIA "
         "GPUs. Without it, what the file says.",
     )
+    ranks_host: str | None = Field(
+        default=None,
+        description="Address of the first of these hosts at which it waits for the others. Empty is its first one in the "
+        "file, which in a ring over Thunderbolt only its neighbour reaches.",
+    )
     ranks_port: int = Field(
         default=32322,
         ge=1,

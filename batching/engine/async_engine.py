@@ -280,8 +280,11 @@ class AsyncEngine:
     def fail_streams(self, error: EngineError) -> None:
         """End all open streams with an error; the engine aborts their requests when it can.
 
-        Those fail as well that wait for the engine to accept them.
+        Those fail as well that wait for the engine to accept them, and all that follow if it has stopped.
         """
+        if isinstance(error, EngineStopped) and self._served is not None:
+            # Its thread may never say so.
+            self._served.ended_with = error
         for waiting in self._unaccepted:
             if not waiting.done():
                 waiting.set_exception(error.with_traceback(None))

@@ -356,6 +356,8 @@ class TestWatchdog:
                 assert response.status_code == 503
                 assert response.json()["error"]["code"] == "rank_lost"
                 assert response.json()["error"]["message"] == str(lost[0])
+            # Nor does it accept any more.
+            assert (await server.chat()).json()["error"]["code"] == "rank_lost"
             for path in ("/health", "/ready"):
                 response = await server.client.get(path)
                 assert (response.status_code, response.json()["error"]["message"]) == (

@@ -148,6 +148,7 @@ def test_other_ranks_get_the_settings_of_the_model_and_no_secrets() -> None:
         "MLX_RANK": "1",
         "MLX_SERVER_RANKS": plan.hostfile.to_json(),
         "MLX_SERVER_RANKS_BACKEND": "ring",
+        "MLX_SERVER_RANKS_HOST": "127.0.0.1",
         "MLX_SERVER_RANKS_PORT": "32322",
         "MLX_SERVER_RANKS_TIMEOUT": "5.0",
         "MLX_SERVER_MODEL": "models/large",

@@ -28,6 +28,11 @@ def test_a_supervisor_says_which_rank_it_is(variable: str, rank: int, *, launche
     assert plan.mlx_environment().variables == {"MLX_RANK": str(rank)}
 
 
+def test_the_first_rank_may_have_another_address_for_the_others() -> None:
+    plan = rank_plan(settings(ranks_host="mac0.local", ranks_port=7000), {})
+    assert plan.control_address == ("mac0.local", 7000)
+
+
 @pytest.mark.parametrize("variable", ["3", "-1", "x", "1" * 5000, "²"])
 def test_a_number_that_is_no_ranks_is_named(variable: str) -> None:
     with pytest.raises(SettingsError, match="MLX_RANK must be a number from 0 to 2, not "):

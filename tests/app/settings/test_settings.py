@@ -117,6 +117,7 @@ OF_THE_SERVER: Final = {
     "adapter_dirs",
     "ranks",
     "ranks_backend",
+    "ranks_host",
     "ranks_port",
     "ranks_timeout",
 }

@@ -95,12 +95,20 @@ def test_random_bytes_change_nothing() -> None:
 
 
 def test_more_connections_than_are_kept_do_not_keep_a_rank_out() -> None:
-    joining = Joining(2)
-    idle = [stranger(joining.address) for _ in range(40)]
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = ControlPort(sock, HOSTS[:2], lambda: 0.0)
+    idle = [stranger(sock.getsockname()) for _ in range(40)]
+    for _ in idle:
+        port.turn(1)
+    with say_hello(sock.getsockname(), Hello(1, 2, "messages")) as rank:
+        for _ in range(3):
+            # Connection, length, hello.
+            port.turn(1)
+        assert read_answer(answer(rank)).token
     assert is_dropped(idle[0])
-    joining.end(1)
-    for sock in idle:
-        sock.close()
+    port.close()
+    for each in idle:
+        each.close()
 
 
 def test_one_that_sends_nothing_or_slowly_is_dropped_in_time() -> None:

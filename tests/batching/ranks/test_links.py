@@ -9,9 +9,11 @@ import pytest
 
 from batching.errors import RankLost, RankRefused, RanksEnded
 from batching.ranks import frames
+from batching.ranks.control_port import JoinedRank
 from batching.ranks.frames import ConnectionEnded, framed, receive
+from batching.ranks.leader import TcpLeader
 from batching.ranks.links import Leader, Member
-from tests.support.rank_links import linked
+from tests.support.rank_links import Ends, linked
 
 
 def test_messages_keep_their_order_and_their_bytes() -> None:
@@ -91,6 +93,17 @@ def test_who_waits_for_a_message_hears_of_the_end() -> None:
         links.leader.end(RankLost(2, "(mac2) has not answered for 5 s"))
         for each in waiting:
             assert str(each.exception(30)) == "rank 2 (mac2) has not answered for 5 s"
+
+
+def test_rank_0_waits_no_longer_for_a_rank_that_does_nothing() -> None:
+    """As one that was stopped: its connections stay, and nothing comes."""
+    (messages, their_messages), (beats, their_beats) = socket.socketpair(), socket.socketpair()
+    with their_messages, their_beats, ThreadPoolExecutor(1) as threads:
+        leader = TcpLeader({1: JoinedRank(messages, "", beats)}, ["mac0", "mac1"], Ends())
+        waiting = threads.submit(leader.receive)
+        leader.end(RankLost(1, "(mac1) has not answered for 5 s"))
+        assert str(waiting.exception(30)) == "rank 1 (mac1) has not answered for 5 s"
+        leader.close()
 
 
 def test_who_waits_for_room_for_a_message_hears_of_the_end() -> None:
