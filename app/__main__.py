@@ -5,14 +5,12 @@ Little is imported at the top: the other imports take seconds, during which a si
 
 import os
 import resource
-import signal
 import sys
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from app.server.stop_signals import stop_signals
+from app.server.stop_signals import set_stop_handler, stop_at_once
 
-_KILLED_BY: Final = 128  # a shell's status of a process that a signal ended, less its number
 # macOS takes no more than `kern.maxfilesperproc`, whatever the hard limit is.
 _MAX_FILES: Final = (65_536, 49_152, 24_576, 10_240)
 
@@ -21,19 +19,11 @@ def start() -> NoReturn:
     """Run the command and end the process with its status."""
     open_standard_files()
     # In a container this is process 1, for which the default of SIGTERM would be to do nothing.
-    for number in stop_signals():
-        signal.signal(number, stop_at_once)
+    set_stop_handler(stop_at_once)
     allow_connections()
     from app.commands.parser import main
 
     leave(main(sys.argv[1:]))
-
-
-def stop_at_once(number: int, _: object = None) -> NoReturn:
-    """End the process; the handler of signals that arrive before the server has its own."""
-    with suppress(OSError):
-        os.write(2, b"stopped before it was ready\n")
-    os._exit(_KILLED_BY + number)
 
 
 def open_standard_files() -> None:

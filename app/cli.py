@@ -19,6 +19,9 @@ from app.observability import logs
 from app.observability.logs import print_stderr
 from app.observability.tracing import TracingUnavailable, make_tracer
 from app.prompts.templates.template_sandbox import SANDBOX
+from app.ranks.first_rank import first_rank
+from app.ranks.other_rank import serve_other_rank
+from app.ranks.plan import divided_model, rank_plan
 from app.run_batch import BatchFailed, BatchPaths, serve_lines
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
@@ -32,9 +35,11 @@ from batching import (
     AdapterError,
     AdapterFile,
     Build,
+    CannotJoin,
     ModelLoadError,
     ModelTooLarge,
     PoolTooLarge,
+    RankLost,
     SchedulerManager,
     ServedModel,
     UnsupportedKVDType,
@@ -63,9 +68,13 @@ def main(arguments: Sequence[str] = ()) -> int:
             flags = parse_flags(arguments[1:], FILES)
             paths = BatchPaths(*(Path(flags.pop(name)) for name in FILES))
             settings = _load_settings(flags)
+            if settings.ranks is not None:
+                raise SettingsError(f"{env_name('ranks')} is for {SERVE}, not for {RUN_BATCH}")
             return run_batch(settings, make_manager(settings), paths)
         flags = parse_flags(arguments[1:] if arguments[:1] == [SERVE] else arguments)
         settings = _load_settings(flags)
+        if settings.ranks is not None:
+            return run_ranks(settings)
         for line in _security_warnings(settings):
             print_stderr(line, logging.WARNING)
         return run(settings, make_manager(settings))
@@ -73,7 +82,13 @@ def main(arguments: Sequence[str] = ()) -> int:
         reason = f"{env_name('num_blocks')}: {error}"
     except UnsupportedKVDType as error:
         reason = f"{env_name('kv_cache_dtype')}: {error}"
+    except RankLost as error:
+        # What another rank is lost for has been said.
+        if not error.rank:
+            print_stderr(str(error), logging.ERROR)
+        return error.status
     except (
+        CannotJoin,
         SettingsError,
         BindError,
         ModelLoadError,
@@ -110,6 +125,26 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
         lines = _load(manager)
         lines += _startup_banner(sock, manager.model_ids, keys, has_page=settings.web)
         return serve(app, sock, on_listening=lambda: print_stderr("\n".join(lines)))
+
+
+def run_ranks(settings: Settings) -> int:
+    """Serve a model that is divided among ranks, as one of them; return the exit status.
+
+    Raises:
+        CannotJoin: the ranks do not find each other.
+        RankLost: one is gone, or differs from rank 0, before this one serves.
+        and those of `run`.
+    """
+    plan = rank_plan(settings)
+    model = divided_model(settings)
+    if plan.rank:
+        return serve_other_rank(plan, model.config, settings.ranks_timeout)
+    for line in _security_warnings(settings):
+        print_stderr(line, logging.WARNING)
+    with first_rank(plan, settings) as first:
+        manager = SchedulerManager([model], first.build, lost=lambda: first.lost)
+        first.status = run(settings, manager)
+        return first.status
 
 
 def run_batch(settings: Settings, manager: SchedulerManager, paths: BatchPaths) -> int:

@@ -20,6 +20,7 @@ HEADINGS: Final = {
     "adapters": "Adapters",
     "enable_batching": "Batching and the KV cache",
     "dtype": "Device and precision",
+    "ranks": "Several machines",
     "host": "Address",
     "max_queued_requests": "Limits",
     "api_keys": "Keys and access",

@@ -123,7 +123,7 @@ class ServerState:
             for engine in self.manager.engines
             if (reason := engine.unhealthy_reason) is not None
         }
-        if not reasons:
+        if not reasons or self.manager.lost_rank is not None:
             return self.manager.unhealthy_reason
         if len(self.manager.model_ids) == 1:
             return next(iter(reasons.values()))
@@ -132,10 +132,10 @@ class ServerState:
     @property
     def not_ready_reason(self) -> str | None:
         """Why a load balancer should send new requests elsewhere; None if this server accepts them."""
-        if self.admission.is_draining:
-            return "the server is shutting down"
         if (reason := self.unhealthy_reason) is not None:
             return reason
+        if self.admission.is_draining:
+            return "the server is shutting down"
         return "the queue is full" if self.admission.is_full else None
 
 

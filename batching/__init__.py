@@ -32,6 +32,8 @@ from batching.constraints.lark_process import NotRegular, literal_pattern
 from batching.constraints.protocol import AllowedTokens, Constraint
 from batching.constraints.thinking import ThinkingBudget, ThinkingLimit
 from batching.engine.async_engine import AsyncEngine
+from batching.engine.load_slices import LoadSlices
+from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
 from batching.engine.request_checks import check_generates, check_input, check_token_ids
 from batching.engine.stream_router import NOT_IN_USE, AdaptersInUse
@@ -50,6 +52,9 @@ from batching.errors import (
     ModelNotFound,
     ModelTooLarge,
     PoolTooLarge,
+    RankLost,
+    RankRefused,
+    RanksEnded,
     RequestError,
     RequestFailed,
     SlowReader,
@@ -115,6 +120,14 @@ from batching.pooling import (
     Vector,
 )
 from batching.priority_queue import Priority
+from batching.ranked_model import build_ranked_engine, fetch_model, run_member
+from batching.ranks.agreement import agree_with_leader, agree_with_members
+from batching.ranks.control_port import CannotJoin, ControlPort
+from batching.ranks.heartbeats import TIMEOUT as HEARTBEAT_TIMEOUT
+from batching.ranks.leader import TcpLeader
+from batching.ranks.member import TcpMember, join_ranks
+from batching.ranks.model_digest import model_digest
+from batching.ranks.unserved import check_served
 from batching.sandbox.interruption import Interruption
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 from batching.scheduler_manager import Build, SchedulerManager
@@ -126,6 +139,7 @@ from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 
 __all__ = [
     "BUNDLED_MODEL",
+    "HEARTBEAT_TIMEOUT",
     "HOW_TO_BUNDLE",
     "HOW_TO_SEE",
     "NOT_IN_USE",
@@ -148,10 +162,12 @@ __all__ = [
     "CacheEvent",
     "CacheEventSink",
     "CacheInUse",
+    "CannotJoin",
     "CheckedFile",
     "Compute",
     "Constraint",
     "ContextLengthExceeded",
+    "ControlPort",
     "CrossEncoder",
     "DeadlineExceeded",
     "DryParams",
@@ -172,6 +188,8 @@ __all__ = [
     "Interruption",
     "InvalidRequest",
     "LeaseRequest",
+    "LoadSlices",
+    "LoadedEngine",
     "Machine",
     "MemoryEstimate",
     "MemoryNeed",
@@ -196,6 +214,9 @@ __all__ = [
     "PoolingType",
     "Priority",
     "ProcessorFailed",
+    "RankLost",
+    "RankRefused",
+    "RanksEnded",
     "RequestError",
     "RequestFailed",
     "RequestSnapshot",
@@ -218,6 +239,8 @@ __all__ = [
     "StepRecord",
     "StoreUse",
     "StoredCache",
+    "TcpLeader",
+    "TcpMember",
     "ThinkingBudget",
     "ThinkingLimit",
     "TokenLogprobs",
@@ -233,19 +256,25 @@ __all__ = [
     "UnsupportedKVDType",
     "Vector",
     "VisionModel",
+    "agree_with_leader",
+    "agree_with_members",
+    "build_ranked_engine",
     "bundled_file",
     "check_caches",
     "check_generates",
     "check_input",
+    "check_served",
     "check_token_ids",
     "choice_grammar",
     "delete_cache",
     "describe",
     "estimate",
     "export_gguf",
+    "fetch_model",
     "gbnf_grammar",
     "hub_files",
     "is_hub_id",
+    "join_ranks",
     "json_object_grammar",
     "json_rule",
     "json_schema_grammar",
@@ -255,11 +284,13 @@ __all__ = [
     "local_path",
     "memory_need",
     "missing_files",
+    "model_digest",
     "outline",
     "read_config",
     "regex_grammar",
     "report_backend",
     "resolve_adapter",
+    "run_member",
     "served_as",
     "stored_bytes",
     "stored_caches",

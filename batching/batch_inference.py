@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from batching.config import DEFAULT_MAX_STALL_MS
-from batching.errors import RequestFailed
+from batching.errors import EngineStopped, RequestFailed
 from batching.kv_cache.cache_events import CacheEventSink
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler, StoreLimits
@@ -165,6 +165,7 @@ class BatchInferenceEngine:
         requests start over from their tokens.
 
         Raises:
+            EngineStopped: no step can be run any more.
             Exception: the pool cannot be made usable again; the engine is then of no further use.
         """
         step = self._in_flight or self._plan(turn)
@@ -175,6 +176,9 @@ class BatchInferenceEngine:
         has_failed = False
         try:
             outputs = self._collect(step, began)
+        except EngineStopped:
+            # No step can be run any more, whatever its requests are.
+            raise
         except SlicesFailed as failure:
             logger.exception("%d requests of a step failed", len(failure.request_ids))
             outputs = self._recover(plan, failure.request_ids, RequestFailed(*failure.reasons))

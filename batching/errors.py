@@ -13,7 +13,10 @@ EngineError
 ├── SlowReader              too much is unread, most of it by this request's caller
 ├── EngineStalled           a step takes longer than the step timeout
 ├── EngineStopped           it serves no more requests
-│   └── EngineClosed        since the server shuts down
+│   ├── EngineClosed        since the server shuts down
+│   └── RankLost            since a process is gone that computes a part of the model
+│       ├── RankRefused     it cannot take part, and could not after a new start either
+│       └── RanksEnded      rank 0 has ended them all, on purpose
 ├── ModelNotFound           no such model is served here
 ├── ModelTooLarge           there is never room for the model beside those that stay
 └── ModelLoadError          the model cannot be found or read
@@ -22,7 +25,7 @@ EngineError
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 _MIB: Final = 1 << 20
 _MAX_MESSAGE: Final = 300
@@ -127,6 +130,28 @@ class EngineStopped(EngineError):
 class EngineClosed(EngineStopped):
     def __init__(self) -> None:
         EngineError.__init__(self, "the server is shutting down")
+
+
+class RankLost(EngineStopped):
+    """A rank is gone, or does not answer: what all ranks compute together has ended for good.
+
+    rank: its number.
+    status: the exit status that follows for each rank.
+    """
+
+    status: ClassVar[int] = 1
+
+    def __init__(self, rank: int, reason: str) -> None:
+        EngineError.__init__(self, f"rank {rank} {reason}")
+        self.rank, self.reason = rank, reason
+
+
+class RankRefused(RankLost):
+    status = 2
+
+
+class RanksEnded(RankLost):
+    status = 0
 
 
 class ModelNotFound(EngineError):

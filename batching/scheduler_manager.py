@@ -24,6 +24,7 @@ from batching.errors import (
     EngineStopped,
     ModelLoadError,
     ModelNotFound,
+    RankLost,
 )
 from batching.kv_cache.cache_events import CacheEventSink
 from batching.models.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
@@ -64,6 +65,7 @@ class SchedulerManager:
         capacity: int | None = None,
         min_resident: float = DEFAULT_MIN_RESIDENT,
         need: Callable[[EngineConfig], MemoryNeed | None] = lambda _: MemoryNeed(),
+        lost: Callable[[], RankLost | None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Serve these models; the first one is the default.
@@ -73,6 +75,7 @@ class SchedulerManager:
         min_resident: see `Residency`.
         need: returns what a model is expected to take, None if that is not known; it is asked when that is
             needed, until it is known.
+        lost: returns why the ranks that the model is divided among can compute no more; None if it is not divided.
 
         Raises:
             ModelTooLarge: the pinned models do not fit.
@@ -82,6 +85,7 @@ class SchedulerManager:
         self._names = {alias: m.model_id for m in served for alias in (*m.aliases, m.model_id)}
         self.adapters = AdapterRegistry(self._names.__contains__)
         self._build = build or _backend()
+        self._lost = lost
         self._clock = clock
         self._thread = MLXThread(clock)
         self._observer_of: Callable[[str], EngineObserver] = lambda _: Observers()
@@ -227,8 +231,20 @@ class SchedulerManager:
             self._advance()
 
     @property
+    def is_divided(self) -> bool:
+        """Whether other processes have parts of the model; then there is no way on after a failure."""
+        return self._lost is not None
+
+    @property
+    def lost_rank(self) -> RankLost | None:
+        """Why the ranks can compute no more; None while they can."""
+        return None if self._lost is None else self._lost()
+
+    @property
     def unhealthy_reason(self) -> str | None:
-        """Why no model can be loaded, as a message for the operator; None while the MLX thread runs."""
+        """Why no model can be loaded, as a message for the operator; None while the MLX thread and all ranks run."""
+        if (lost := self.lost_rank) is not None:
+            return str(lost)
         if self._thread.has_ended:
             return "the engine has stopped"
         limit = max(model.config.step_timeout for model in self._models.values())

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 import socket
 from collections.abc import Callable
 from time import monotonic
@@ -20,7 +19,7 @@ from app.server.connection_limit import (
     max_files,
 )
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
-from app.server.stop_signals import stop_signals
+from app.server.stop_signals import set_stop_handler
 from app.server.watchdog import Watchdog
 from app.server.web_socket_protocol import web_socket_class
 from app.server_state import ServerState
@@ -34,6 +33,9 @@ _CLOSE_TIMEOUT: Final = 10
 # Seconds for which an idle connection is kept: longer than clients and load balancers keep theirs,
 # so that no request arrives while it is being closed.
 _KEEP_ALIVE: Final = 75
+
+# Seconds for which probes and new requests are told that a rank is lost, and which one.
+_RANK_LOST_SECONDS: Final = 1.0
 
 # Seconds within which two signals count as one.
 _SIGNAL_DEBOUNCE: Final = 1.0
@@ -80,8 +82,7 @@ def serve(
     """
     server = Server(app, app.state.service)
     # uvicorn installs the same handlers later, except for SIGHUP; a signal may arrive before.
-    for number in stop_signals():
-        signal.signal(number, server.handle_exit)
+    set_stop_handler(server.handle_exit)
     try:
         sock.listen()
     except OSError as error:
@@ -143,6 +144,7 @@ class Server(uvicorn.Server):
         )
         self._shutdown_requested_at: float | None = None
         self._force_exit = False
+        self._failed_at: float | None = None
         self._is_draining = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -173,6 +175,8 @@ class Server(uvicorn.Server):
             if self._service.warmer is not None:
                 self._service.warmer.stop()
             logger.info("shutting down; requests in flight: %d", self._service.in_flight.num_open)
+        if self._failed_at is not None:
+            return monotonic() > self._failed_at + self._last_seconds
         is_timeout = (
             monotonic() > self._shutdown_requested_at + self._service.settings.shutdown_timeout
         )
@@ -191,7 +195,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         logger.info("the server has stopped")
 
+    @property
+    def _last_seconds(self) -> float:
+        return _RANK_LOST_SECONDS if self._service.manager.is_divided else 0.0
+
     def _exit_if_configured(self) -> None:
-        if self._service.settings.exit_on_engine_failure:
+        """Exit if a supervisor is to restart the engine; ranks can only be started again all together."""
+        if self._service.settings.exit_on_engine_failure or self._service.manager.is_divided:
             self._service.admission.is_draining = True
-            self._shutdown_requested_at, self._force_exit, self.exit_status = monotonic(), True, 1
+            self._shutdown_requested_at = self._failed_at = monotonic()
+            self.exit_status = 1

@@ -15,7 +15,7 @@ _INTERVAL: Final = 1.0
 
 
 class Watchdog:
-    """Detects an unhealthy engine, and fails the streams that wait for a stalled one.
+    """Detects an unhealthy engine, and fails the streams that wait for a stalled one, or for a rank that is lost.
 
     on_failure: called once when an engine becomes unhealthy.
     on_tick: called every second with the time and the delay of the event loop.
@@ -59,9 +59,10 @@ class Watchdog:
             if before is not None:
                 logger.warning("the engine is healthy again")
             return
+        lost = self._service.manager.lost_rank
         for engine in self._service.manager.engines:
-            if engine.is_stalled:
-                engine.fail_streams(EngineStalled())
+            if lost is not None or engine.is_stalled:
+                engine.fail_streams(lost or EngineStalled())
         if before is None:
             logger.error("%s; /health responds with 503", self._reason)
             self._on_failure()

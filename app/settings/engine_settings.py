@@ -267,3 +267,30 @@ class EngineSettings(BaseSettings):
         description="On a Mac: MiB that stay in memory for the GPU, and are never compressed or swapped. Empty is the "
         "weights and the KV cache; 0 is nothing.",
     )
+    ranks: str | None = Field(
+        default=None,
+        description="File of the hosts that the model is divided among, as `mlx.distributed_config` writes it, or its "
+        "text; docs/ranks.md describes it. Empty serves on this machine alone.",
+    )
+    ranks_backend: Literal["ring", "jaccl", "jaccl-ring", "nccl"] = Field(
+        default="ring",
+        description="What MLX connects these hosts by: `ring` is TCP, `jaccl` RDMA over Thunderbolt, `nccl` for NVIDIA "
+        "GPUs. Without it, what the file says.",
+    )
+    ranks_host: str | None = Field(
+        default=None,
+        description="Address of the first of these hosts at which it waits for the others. Empty is its first one in the "
+        "file, which in a ring over Thunderbolt only its neighbour reaches.",
+    )
+    ranks_port: int = Field(
+        default=32322,
+        ge=1,
+        le=65534,
+        description="Port on which the first of these hosts waits for the others; MLX listens on those that follow it.",
+    )
+    ranks_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds within which the processes on these hosts must have found each other.",
+    )

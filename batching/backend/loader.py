@@ -62,6 +62,7 @@ from batching.model_info import SamplingDefaults
 logger = logging.getLogger(__name__)
 
 Config = dict[str, Any]  # config.json's contents: any JSON
+Divide = Callable[[nn.Module], None]
 
 # Measured: "What is the capital of France?" gets Paris 200 times of 200; at temperature 0.1, 0.2 and
 # 0.3 it does not 2, 6 and 6 times of 20.  Of 36 long completions 20 end in a loop without the
@@ -118,6 +119,7 @@ def load_model(
     trust_remote_code: bool = False,
     chat_template: str | None = None,
     has_kernels: bool = False,
+    divide: Divide | None = None,
     slices: LoadSlices = ONE_SLICE,
 ) -> LoadedModel:
     """Load the model of a reference.
@@ -128,6 +130,7 @@ def load_model(
     chat_template: replaces the model's own.
     has_kernels: the native kernels will compute the model.  They keep as float32 what is not quantized,
         and no weights are read yet, so that they never have to be in memory all at once.
+    divide: leaves of the model the part of this rank; None loads all of it.
     slices: is called between the parts of the load.
 
     Raises:
@@ -136,9 +139,9 @@ def load_model(
     try:
         path = slices.in_thread(partial(resolve, reference, trust_remote_code=trust_remote_code))
         if path.is_file():
-            loaded = _load_file(path, dtype, has_kernels, slices)
+            loaded = _load_file(path, dtype, has_kernels, divide, slices)
         else:
-            loaded = _load_directory(path, dtype, trust_remote_code, has_kernels, slices)
+            loaded = _load_directory(path, dtype, trust_remote_code, has_kernels, divide, slices)
         # Layers draw weights that are never computed: the next draw would refer to all of them.
         mx.eval(mx.random.state)
         if chat_template is not None:
@@ -209,7 +212,11 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 
 def _load_file(
-    path: Path, dtype: mx.Dtype | None, has_kernels: bool, slices: LoadSlices
+    path: Path,
+    dtype: mx.Dtype | None,
+    has_kernels: bool,
+    divide: Divide | None,
+    slices: LoadSlices,
 ) -> LoadedModel:
     header = slices.in_thread(partial(read_header, path))
     slices.pause()
@@ -221,6 +228,8 @@ def _load_file(
     slices.pause()
     if not has_kernels:
         outline.read_all(slices)
+        if divide is not None:
+            divide(outline.model)
         evaluate(outline.model, slices)
     loaded = _loaded(outline.model, tokenizer, outline.config, path, gguf_defaults(header))
     return replace(loaded, storage=storage, read=outline.read, description=describe_file(header))
@@ -231,6 +240,7 @@ def _load_directory(
     dtype: mx.Dtype | None,
     trust_remote_code: bool,
     has_kernels: bool,
+    divide: Divide | None,
     slices: LoadSlices,
 ) -> LoadedModel:
     published = _checked_config(path)
@@ -246,6 +256,8 @@ def _load_directory(
         # First the scales, then the weights: otherwise these would be rounded to the scales' type.
         model.set_dtype(dtype)
         model = dequantize(model)
+    if divide is not None:
+        divide(model)
     # Nothing of the files is read before the arrays are evaluated.
     matrices = stored_tensors(model, None, has_kernels=has_kernels)
     more = sum(tensor.kept_bytes - tensor.num_bytes for tensor in matrices)

@@ -93,6 +93,8 @@ class AsyncEngine:
         self._thread = MLXThread(clock) if thread is None else thread
         self._load = Load(build, self._router)
         self._served: ServedEngine | None = None
+        # Each fails with the streams that the engine has not accepted yet.
+        self._unaccepted: set[asyncio.Future[None]] = set()
         # Those that are known to fit.
         self._fitting = WeakSet[AdapterFile]()
 
@@ -276,7 +278,16 @@ class AsyncEngine:
         return await self.call(lambda engine: engine.snapshot())
 
     def fail_streams(self, error: EngineError) -> None:
-        """End all open streams with an error; the engine aborts their requests when it can."""
+        """End all open streams with an error; the engine aborts their requests when it can.
+
+        Those fail as well that wait for the engine to accept them, and all that follow if it has stopped.
+        """
+        if isinstance(error, EngineStopped) and self._served is not None:
+            # Its thread may never say so.
+            self._served.ended_with = error
+        for waiting in self._unaccepted:
+            if not waiting.done():
+                waiting.set_exception(error.with_traceback(None))
         for request_id in self._router.fail_all(error, self._clock()):
             self._abort(request_id)
 
@@ -304,16 +315,26 @@ class AsyncEngine:
         has_deadline = time_limit is not None and time_limit < self._step_timeout
         timeout = time_limit if has_deadline else self._step_timeout
         added = asyncio.ensure_future(job)
+        failed = asyncio.get_running_loop().create_future()
+        self._unaccepted.add(failed)
+        first = asyncio.FIRST_COMPLETED
         try:
-            while not (await asyncio.wait([added], timeout=timeout))[0]:
+            while not (
+                ended := (await asyncio.wait([added, failed], timeout=timeout, return_when=first))[
+                    0
+                ]
+            ):
                 if has_deadline:
                     raise DeadlineExceeded
                 # Else it is this process that did not run meanwhile.
                 await asyncio.sleep(0)
                 if self.is_stalled:
                     raise EngineStalled
-            added.result()
+            for each in ended:
+                each.result()
         finally:
+            self._unaccepted.discard(failed)
+            failed.cancel()
             added.cancel()
 
     def _release(self, request_id: int, reason: FinishReason) -> None:
@@ -329,7 +350,7 @@ class AsyncEngine:
         served = self._served
         assert served is not None, "the model is not loaded"
         if served.ended_with is not None:
-            raise type(served.ended_with)
+            raise served.ended_with.with_traceback(None)
         return self._thread.post(partial(served.call, func))
 
 

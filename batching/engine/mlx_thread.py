@@ -90,7 +90,7 @@ class MLXThread:
         job = Job(func)
         with self._lock:
             if self._ended_with is not None:
-                raise type(self._ended_with)
+                raise self._ended_with.with_traceback(None)
             self._inbox.put(job)
         return job.future
 
@@ -208,11 +208,15 @@ class MLXThread:
         self._stopwatch.start()
         try:
             return func()
+        except EngineStopped as error:
+            logger.error("an engine stops: %s", error)
+            reason = error.with_traceback(None)
         except BaseException:
             logger.exception("an engine failed and stops")
+            reason = EngineStopped()
         finally:
             self._stopwatch.stop()
-        self._close(served, EngineStopped())
+        self._close(served, reason)
         return None
 
     def _load(self) -> None:

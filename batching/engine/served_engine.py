@@ -44,7 +44,7 @@ class ServedEngine:
         """
         if self._loaded is None:
             assert self.ended_with is not None
-            raise type(self.ended_with)
+            raise self.ended_with.with_traceback(None)
         return self._loaded.engine
 
     def call(self, func: Callable[[BatchInferenceEngine], T]) -> T:

@@ -3,16 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from batching.errors import RankLost, RankRefused, RanksEnded
 
-class RankLost(Exception):
-    """A rank is gone, or does not answer: what all ranks compute together has ended for good.
-
-    rank: its number.
-    """
-
-    def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(f"rank {rank} {reason}")
-        self.rank = rank
+__all__ = ["Leader", "Member", "RankLost", "RankRefused", "RanksEnded"]
 
 
 class Leader(Protocol):
@@ -36,6 +29,14 @@ class Leader(Protocol):
 
         Raises:
             RankLost: one of them is gone.
+        """
+        ...
+
+    def check(self) -> None:
+        """Find out whether a rank is gone, which takes up to a second: something has failed that all ranks do.
+
+        Raises:
+            RankLost: one is.
         """
         ...
 

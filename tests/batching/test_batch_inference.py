@@ -5,7 +5,7 @@ import pytest
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
-from batching.errors import RequestFailed
+from batching.errors import RankLost, RequestFailed
 from batching.inputs.images import PlacedImage
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
@@ -66,6 +66,20 @@ def test_a_failed_step_fails_its_own_requests_and_the_others_complete() -> None:
     assert all(isinstance(error, RequestFailed) for error in failures.values())
     assert outputs == {r.request_id: expected_output([r.request_id] * 5, 4) for r in requests[2:]}
     assert engine.stats().num_free_blocks == CONFIG.num_blocks
+
+
+class Ended(TokenRunner):
+    """What the runner is a part of has ended."""
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        raise RankLost(1, "is gone")
+
+
+def test_an_engine_that_cannot_go_on_says_so_and_tries_no_other_step() -> None:
+    engine = BatchInferenceEngine(ContinuousBatchingScheduler(CONFIG), Ended(CONFIG))
+    engine.add(request(0))
+    with pytest.raises(RankLost, match="rank 1 is gone"):
+        engine.step()
 
 
 class Poisoned(FailingRunner):

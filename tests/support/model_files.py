@@ -32,7 +32,7 @@ CONFIG: Final[dict[str, Any]] = {
 
 
 def write_model(directory: Path, seed: int = 5, bits: int = 4, **changes: Any) -> Path:
-    """Write a model directory as mlx-lm does: bfloat16, quantized; of random weights.
+    """Write a model directory as mlx-lm does: bfloat16 or its `torch_dtype`, quantized; of random weights.
 
     changes: of its config.
     """
@@ -41,7 +41,7 @@ def write_model(directory: Path, seed: int = 5, bits: int = 4, **changes: Any) -
     config = {**CONFIG, **changes}
     arguments = llama.ModelArgs.from_dict(config)
     model: nn.Module = llama.Model(arguments)
-    model.set_dtype(mx.bfloat16)
+    model.set_dtype(getattr(mx, config.get("torch_dtype", "bfloat16")))
     model, config = quantize_model(model, config, group_size=32, bits=bits)
     save_model(directory, model)
     save_config(config, directory / "config.json")

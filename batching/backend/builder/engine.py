@@ -10,6 +10,7 @@ from batching.backend.builder.platforms import choose_platform
 from batching.backend.builder.startup_lines import startup_lines
 from batching.backend.memory.device import MIB
 from batching.backend.pooling.uses import reranker_of
+from batching.backend.ranks.rank import ONLY_RANK, Rank
 from batching.backend.runner.executor import Executor
 from batching.backend.vision.opening import OpenVision
 from batching.batch_inference import BatchInferenceEngine
@@ -19,42 +20,50 @@ from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
 from batching.model_info import ModelInfo, SamplingDefaults
+from batching.ranks.lockstep.steps import Lockstep
 from batching.scheduler import ContinuousBatchingScheduler
 
 
-def build_engine(config: EngineConfig, slices: LoadSlices = ONE_SLICE) -> LoadedEngine:
+def build_engine(
+    config: EngineConfig, slices: LoadSlices = ONE_SLICE, rank: Rank = ONLY_RANK
+) -> LoadedEngine:
     """Load a model and build the engine that serves it; call it in the MLX thread.
 
     If the model cannot run on the native kernels, it is loaded again without them, unless they are
     required.
 
     slices: is called between the parts of the load.
+    rank: the first of those that serve the model; the others are in `run_member`.
 
     Raises:
         ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
     """
-    platform = choose_platform(config)
+    platform = choose_platform(config, is_divided=not rank.is_alone)
     if (path := encoder_directory(config, slices)) is not None:
         return build_encoder(config, path, platform, slices)
-    model = open_model(config, platform, slices)
+    model = open_model(config, platform, slices, rank)
     try:
-        return _engine(config, model)
+        return _engine(config, model, rank)
     except BaseException:
         _close(model.executor, model.store)
         raise
 
 
-def _engine(config: EngineConfig, model: OpenModel) -> LoadedEngine:
+def _engine(config: EngineConfig, model: OpenModel, rank: Rank) -> LoadedEngine:
     executor = model.executor
+    # A token that is still being sampled could not be sent.
+    is_async = config.async_scheduling and executor.takes_queued_steps and rank.is_alone
     engine = BatchInferenceEngine(
         ContinuousBatchingScheduler(_limits(config, model), model.store),
         executor,
         max_stall=config.max_stall_ms / 1000,
         min_chunk=model.platform.min_chunk,
-        pipeline=executor if config.async_scheduling and executor.takes_queued_steps else None,
+        pipeline=executor if is_async else None,
     )
+    if rank.leader is not None:
+        executor.lead(Lockstep(rank.leader))
     wired = model.platform.wire()
-    lines = startup_lines(config.model_id, model, wired)
+    lines = startup_lines(config.model_id, model, wired, rank)
     sizes = model.sizes
     adapters = model.adapters
     of_slots = adapters.num_bytes if isinstance(adapters, OpenAdapters) else 0

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from batching.adapters.adapter import NO_ADAPTERS, NoAdapters
@@ -17,6 +18,8 @@ from batching.backend.loader import LoadedModel, load_model
 from batching.backend.platform import Instead, Platform, PreparedModel
 from batching.backend.pooling.head import PoolingHead
 from batching.backend.pooling.uses import embeddings_of, may_embed
+from batching.backend.ranks.chunks import check_chunks
+from batching.backend.ranks.rank import ONLY_RANK, Rank
 from batching.backend.runner.executor import Executor, release
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.runner.stored_blocks import StoredBlocks
@@ -28,10 +31,11 @@ from batching.block_manager import BlockTable
 from batching.block_store.store import BlockStore
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
-from batching.errors import ModelLoadError
+from batching.errors import ModelLoadError, RankLost
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import TEXT_ONLY, NoVision
 from batching.pooling import Embeddings, NoEmbeddings
+from batching.ranks.lockstep.consensus import smallest
 from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -75,18 +79,22 @@ class OpenModel:
 
 
 def open_model(
-    config: EngineConfig, platform: Platform, slices: LoadSlices = ONE_SLICE
+    config: EngineConfig,
+    platform: Platform,
+    slices: LoadSlices = ONE_SLICE,
+    rank: Rank = ONLY_RANK,
 ) -> OpenModel:
     """Open a model on a platform, or on one that the platform names instead.
 
     slices: is called between the parts of the load.
+    rank: this process among others that open their parts of the model.
 
     Raises:
         ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
     """
     while True:
         try:
-            opened = _try(config, platform, slices)
+            opened = _try(config, platform, slices, rank)
         except BaseException as error:
             forget_locals(error)
             release(platform)
@@ -100,16 +108,21 @@ def open_model(
         platform = opened.platform
 
 
-def _try(config: EngineConfig, platform: Platform, slices: LoadSlices) -> OpenModel | Instead:
+def _try(
+    config: EngineConfig, platform: Platform, slices: LoadSlices, rank: Rank
+) -> OpenModel | Instead:
     """Load a model for a platform and open it there; leave nothing behind unless it is open."""
-    loaded = load_model(
+    load = partial(
+        load_model,
         config.model,
         dtype=platform.weights_dtype,
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
         has_kernels=platform.packs_weights,
+        divide=None if rank.is_alone else rank.divide,
         slices=slices,
     )
+    loaded = rank.consensus.each(load)
     if loaded.max_model_len is None and config.max_model_len is None:
         logger.warning(
             "%s declares no context length: %d tokens are served, MLX_SERVER_MAX_MODEL_LEN sets another",
@@ -119,8 +132,8 @@ def _try(config: EngineConfig, platform: Platform, slices: LoadSlices) -> OpenMo
     changes = Changes()
     opened: OpenModel | Instead | None = None
     try:
-        opened = _opened(config, platform, loaded, changes, slices)
-    except ModelLoadError:
+        opened = _opened(config, platform, loaded, changes, slices, rank)
+    except (ModelLoadError, RankLost):
         raise
     except Exception as error:
         # The code of a model can raise anything.
@@ -141,6 +154,7 @@ def _opened(
     loaded: LoadedModel,
     changes: Changes,
     slices: LoadSlices,
+    rank: Rank,
 ) -> OpenModel | Instead:
     # Before the kernels take its parts; with them it cannot be called without their caches.
     hidden_size = hidden_size_of(loaded.model) if may_embed(config, loaded.description) else None
@@ -156,6 +170,7 @@ def _opened(
         changes,
         known=prepared.known_result,
         max_model_len=config.model_context(loaded.max_model_len),
+        consensus=rank.consensus,
         slices=slices,
     )
     instead = prepared.finish(checked.result, is_invariant=checked.is_invariant)
@@ -164,9 +179,13 @@ def _opened(
     _warn(config, checked)
     if not checked.selection.is_hooked:
         hidden_size = None
-    vision, checked = _vision(config, loaded, checked, changes, slices)
+    vision, checked = _vision(config, loaded, checked, changes, slices, rank)
     adapters = _adapters(config, found, prepared, checked, changes)
-    sizes = _sizes(config, prepared, checked, vision, adapters)
+    if not rank.is_alone:
+        check_chunks(config, loaded, checked, rank.consensus)
+    sizes = _agreed(
+        rank.consensus.each(partial(_sizes, config, prepared, checked, vision, adapters)), rank
+    )
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     runner = _runner(loaded, checked, sizes.limits, head, vision, adapters)
     store = open_store(config, prepared, checked, sizes, runner.cache, slices)
@@ -202,6 +221,27 @@ def _sizes(
     return sizes_of(config, checked, max_model_len, num_bytes, max_span, of_slots)
 
 
+def _agreed(sizes: Sizes, rank: Rank) -> Sizes:
+    """Return the sizes for which all ranks have room."""
+    limits = sizes.limits
+    # Negative is None, on all ranks or on none.
+    checkpoints = -1 if limits.num_checkpoints is None else limits.num_checkpoints
+    least = rank.consensus.choose(
+        [limits.num_blocks, limits.num_window_blocks, limits.max_num_seqs, checkpoints], smallest
+    )
+    num_blocks, num_window_blocks, max_num_seqs, checkpoints = least
+    return replace(
+        sizes,
+        limits=replace(
+            limits,
+            num_blocks=num_blocks,
+            num_window_blocks=num_window_blocks,
+            max_num_seqs=max_num_seqs,
+            num_checkpoints=None if checkpoints < 0 else checkpoints,
+        ),
+    )
+
+
 def _adapters(
     config: EngineConfig,
     found: Survey,
@@ -223,6 +263,7 @@ def _vision(
     checked: CheckedModel,
     changes: Changes,
     slices: LoadSlices,
+    rank: Rank,
 ) -> tuple[OpenVision | NoVision, CheckedModel]:
     """Open the vision part of a model; return it, and the model with the layers in which images see ahead."""
     vision = open_vision(
@@ -232,6 +273,7 @@ def _vision(
         changes,
         slices,
         config.scheduler_config(1, 1).least_prompt_tokens,
+        is_divided=not rank.is_alone,
     )
     if isinstance(vision, NoVision):
         if vision != TEXT_ONLY:

@@ -21,22 +21,26 @@ from batching.errors import UnsupportedKVDType
 logger = logging.getLogger(__name__)
 
 
-def choose_platform(config: EngineConfig) -> Platform:
+def choose_platform(config: EngineConfig, *, is_divided: bool = False) -> Platform:
     """Make a device MLX's default device, and return the platform that computes on it.
+
+    is_divided: other ranks have parts of the model, which the native kernels do not add up.
 
     Raises:
         ModelLoadError: something is required that is not here.
     """
     gpu = select_device(config.device)
     limit_memory(None if config.max_memory_gib is None else int(config.max_memory_gib * GIB))
-    return _on_cpu(config) if gpu is None else _on_gpu(config, gpu)
+    return _on_cpu(config, is_divided) if gpu is None else _on_gpu(config, gpu)
 
 
-def _on_cpu(config: EngineConfig) -> Platform:
+def _on_cpu(config: EngineConfig, is_divided: bool) -> Platform:
     check_required(config.gpu_kernels, "MLX computes on the CPU")
     if isinstance(BLAS, NoBlas) and BLAS.is_slow:
         logger.warning("the model will be very slow: %s", BLAS)
     numerics = Numerics.of(config)
+    if is_divided:
+        return MLXPlatform(numerics, "a part of a model runs without them")
     native = load_native(config.native, config.cpu_threads)
     if isinstance(native, Native):
         is_required = config.native == "require"

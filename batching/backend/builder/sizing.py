@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from batching.backend.memory.device import MIB
-from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
+from batching.backend.memory.pool_size import BlockBytes, least_window_blocks, pool_size
 from batching.backend.memory.state_size import StateSize, state_size
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.self_check.checked_model import CheckedModel
@@ -16,14 +16,41 @@ class Sizes:
     """The limits within which a model is served.
 
     limits: the scheduler's limits, within which the executor is right.
-    pool_line: a line of the start-up banner.
-    kv_cache, states: bytes of the pool, and of recurrent states.
+    block: the bytes of a block in it.
+    states: bytes of recurrent states.
+    note, states_note: for the start-up banner; empty if there is nothing to say.
     """
 
     limits: SchedulerConfig
-    pool_line: str
-    kv_cache: int
+    layout: CacheLayout
+    block: BlockBytes
     states: int
+    note: str = ""
+    states_note: str = ""
+
+    @property
+    def kv_cache(self) -> int:
+        """The bytes of the pool."""
+        return self.block.of(self.limits.num_blocks, self.limits.num_window_blocks)
+
+    @property
+    def pool_line(self) -> str:
+        """A line of the start-up banner."""
+        return "; ".join(filter(None, [self._pool, self.states_note]))
+
+    @property
+    def _pool(self) -> str:
+        limits, layout = self.limits, self.layout
+        prefix_cache = f"prefix cache {'on' if limits.enable_prefix_cache else 'off'}{self.note}"
+        if not layout.shapes:
+            return f"no keys and values, {prefix_cache}"
+        in_windows = limits.num_window_blocks
+        windows = f", {in_windows} in windows of {layout.window}" if in_windows else ""
+        dtype = " and ".join(map(dtype_name, layout.dtypes))
+        return (
+            f"{limits.num_blocks} blocks of {limits.block_size} tokens{windows} "
+            f"({self.kv_cache // MIB} MiB, {dtype}), {prefix_cache}"
+        )
 
 
 def sizes_of(
@@ -58,13 +85,7 @@ def sizes_of(
         window=layout.window if size.num_window_blocks else None,
         num_window_blocks=size.num_window_blocks,
     )
-    pool_line = _pool_line(limits, layout, size, block)
-    return Sizes(
-        limits,
-        "; ".join(filter(None, [pool_line, states.note])),
-        block.of(size.num_blocks, size.num_window_blocks),
-        states.num_bytes,
-    )
+    return Sizes(limits, layout, block, states.num_bytes, size.note, states.note)
 
 
 def _limits(
@@ -85,19 +106,3 @@ def _block_bytes(layout: CacheLayout, limits: SchedulerConfig) -> BlockBytes:
     total, windowed = layout.bytes_per_token, layout.window_bytes_per_token
     least_windowed = 0 if layout.window is None else least_window_blocks(limits, layout.window)
     return BlockBytes(limits.block_size * total, limits.block_size * windowed, least_windowed)
-
-
-def _pool_line(
-    limits: SchedulerConfig, layout: CacheLayout, size: PoolSize, block: BlockBytes
-) -> str:
-    prefix_cache = f"prefix cache {'on' if limits.enable_prefix_cache else 'off'}{size.note}"
-    if not layout.shapes:
-        return f"no keys and values, {prefix_cache}"
-    in_windows = size.num_window_blocks
-    windows = f", {in_windows} in windows of {layout.window}" if in_windows else ""
-    num_mib = block.of(size.num_blocks, in_windows) // MIB
-    dtype = " and ".join(map(dtype_name, layout.dtypes))
-    return (
-        f"{size.num_blocks} blocks of {limits.block_size} tokens{windows} ({num_mib} MiB, {dtype}), "
-        f"{prefix_cache}"
-    )

@@ -3,19 +3,25 @@
 from batching.adapters.adapter import NoAdapters
 from batching.backend.builder.opening import OpenModel
 from batching.backend.memory.device import MIB, device_memory, memory_in_use
+from batching.backend.ranks.rank import ONLY_RANK, Rank
 from batching.backend.vision.opening import OpenVision
 from batching.backend.weights.storage import dtype_name
 from batching.model_info import NoVision
 from batching.pooling import Embeddings, NoEmbeddings
 
 
-def startup_lines(model_id: str, model: OpenModel, wired: int) -> tuple[str, ...]:
+def startup_lines(
+    model_id: str, model: OpenModel, wired: int, rank: Rank = ONLY_RANK
+) -> tuple[str, ...]:
     """Return the lines for a model that is open; `wired` is in bytes."""
     loaded, platform, limits = model.loaded, model.platform, model.sizes.limits
     dtype = platform.weights_dtype
     weights = "as stored" if dtype is None else dtype_name(dtype)
     lines = {
         "model": f"{model_id} ({loaded.model_type}, {loaded.source})",
+        "ranks": ""
+        if rank.is_alone
+        else f"{rank.consensus.num_ranks}; no step is queued while another one runs",
         "device": platform.device_line(weights),
         "weights": loaded.storage,
         "kernels": platform.kernels_line(model.prepared.note),

@@ -11,6 +11,7 @@ from batching.backend.platform import Platform
 from batching.backend.runner.mlx_runner import EncodingStep, MLXRunner, MLXStep
 from batching.block_store.entry_file import Buffer
 from batching.inputs.sampling_params import SamplingParams
+from batching.ranks.lockstep.steps import Lockstep
 from batching.steps.step_plan import SliceOutput, StepPlan
 
 
@@ -29,11 +30,19 @@ class Executor:
     def runner(self) -> MLXRunner:
         return self._runner
 
+    def lead(self, lockstep: Lockstep) -> None:
+        """Let other ranks compute all steps that follow, too."""
+        self._runner.lockstep = lockstep
+
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         return self._runner.run(plan)
 
     def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep | EncodingStep:
         return self._runner.submit(plan, after)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Compute a step with the rank that has planned it, which alone samples."""
+        self._runner.follow(plan)
 
     @property
     def takes_queued_steps(self) -> bool:
@@ -43,6 +52,8 @@ class Executor:
         return self._runner.can_follow(sampling)
 
     def reset(self) -> None:
+        if self._runner.lockstep is not None:
+            self._runner.lockstep.reset()
         self._runner.reset()
 
     def export_block(self, block_id: int, *, is_windowed: bool = False) -> list[bytes]:
@@ -69,6 +80,8 @@ class Executor:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._runner.lockstep is not None:
+            self._runner.lockstep.end()
         try:
             self._changes.undo()
         finally:

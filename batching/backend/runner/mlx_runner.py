@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +23,7 @@ from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
 from batching.backend.vision.images import Images, isolate_encoding
 from batching.inputs.sampling_params import SamplingParams
+from batching.ranks.lockstep.steps import Lockstep
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
@@ -33,6 +35,7 @@ class MLXRunner:
     read the paged pool.
 
     stored: saves and restores blocks; None without a store.
+    lockstep: tells other ranks of each step; None if there are none, or another rank plans.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class MLXRunner:
         self._images = images
         self._adapters = adapters
         self.stored: StoredBlocks | None = None
+        self.lockstep: Lockstep | None = None
         self._sequences = Sequences()
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
@@ -86,7 +90,17 @@ class MLXRunner:
             return self._submit(plan, after)
         except Exception as error:
             forget_locals(error)
+            if self.lockstep is not None:
+                self.lockstep.check(error)
             raise
+
+    def follow(self, plan: StepPlan) -> None:
+        """Compute a step with the rank that has planned it, which alone samples."""
+        sequences = self._sequences.begin(plan)
+        self._move_blocks(plan, None)
+        if plan.slices:
+            step = self.cache.begin(plan.slices, plan.gone)
+            _evaluate(self._passed(step, PooledRows.of(step.attention.slices, sequences)))
 
     def logits(self, step: StepInputs) -> mx.array:
         """Return the logits of the rows that need them, `[L, vocab_size]`."""
@@ -120,12 +134,16 @@ class MLXRunner:
     def _submit(self, plan: StepPlan, after: "MLXStep | None") -> "MLXStep | EncodingStep":
         expected = None if after is None else after.sampled
         sequences = self._sequences.begin(plan)
+        if self.lockstep is not None:
+            self.lockstep.begin(plan)
         self._move_blocks(plan, after)
         if self._adapters is not None:
             self._adapters.load(plan)
         images = self._images
         encoded = [] if images is None else images.begin(plan)
         if not plan.slices:
+            if self.lockstep is not None:
+                self.lockstep.computed()
             with isolate_encoding(plan.encodes, encoded):
                 mx.async_eval(encoded)
             return EncodingStep(plan, encoded)
@@ -136,14 +154,11 @@ class MLXRunner:
             images.place(step.attention.slices, sequences, step.tokens)
         pooled = PooledRows.of(step.attention.slices, sequences)
         with self._sampler.masks(step.logit_rows, sequences) as masks:
-            with self._adapted(step):
-                logits, hidden = self._logits_and_hidden(step, pooled)
-            self.cache.flush()
-            are_finite, self._selection.are_finite = self._selection.are_finite, None
-            # The pool is evaluated in any case: lazy writes would pile up from step to step.
-            written = self.cache.arrays
-            written += [array for array in (are_finite, hidden) if array is not None]
-            written += encoded
+            passed = self._passed(step, pooled)
+            if self.lockstep is not None:
+                _evaluate(passed)
+                self.lockstep.computed()
+            logits, written = passed.logits, [*passed.written, *encoded]
             isolated = self._sampler.isolate_failures(
                 step.attention.slices, sequences, logits, written, expected
             )
@@ -161,9 +176,20 @@ class MLXRunner:
             sampled,
             written,
             encoded,
-            are_finite,
-            hidden,
+            passed.are_finite,
+            passed.hidden,
         )
+
+    def _passed(self, step: StepInputs, pooled: PooledRows) -> "_Pass":
+        """Return the arrays of a forward pass, which are not evaluated yet."""
+        with self._adapted(step):
+            logits, hidden = self._logits_and_hidden(step, pooled)
+        self.cache.flush()
+        are_finite, self._selection.are_finite = self._selection.are_finite, None
+        # The pool is evaluated in any case: lazy writes would pile up from step to step.
+        written = self.cache.arrays
+        written += [array for array in (are_finite, hidden) if array is not None]
+        return _Pass(logits, written, are_finite, hidden)
 
     def _move_blocks(self, plan: StepPlan, after: "MLXStep | None") -> None:
         """Copy blocks and states, and exchange them with the store, before the step writes any."""
@@ -193,6 +219,20 @@ class MLXRunner:
             self._selection.pooled_rows = None
         hidden, self._selection.hidden = self._selection.hidden, None
         return logits, hidden
+
+
+class _Pass(NamedTuple):
+    """The arrays of a forward pass; see `MLXStep`."""
+
+    logits: mx.array
+    written: list[mx.array]
+    are_finite: mx.array | None
+    hidden: mx.array | None
+
+
+def _evaluate(passed: _Pass) -> None:
+    """Compute a forward pass; all ranks do it with the same call, so that their collectives have one order."""
+    mx.eval(passed.logits, passed.written)
 
 
 @dataclass

@@ -22,6 +22,7 @@ from batching.backend.self_check.long_steps import LONG, MAX_TOKENS, MIN_TOKENS,
 from batching.backend.self_check.probe import COARSE_TOLERANCE, Probe
 from batching.backend.self_check.steps import probe_prompts
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
+from batching.ranks.lockstep.consensus import ALONE, Consensus
 
 # A token of a damaged model may have no finite logits; the others are served.
 _SALTS: Final = range(8)
@@ -35,6 +36,7 @@ def check_model(
     *,
     known: CheckResult | None = None,
     max_model_len: int = MAX_TOKENS,
+    consensus: Consensus = ALONE,
     slices: LoadSlices = ONE_SLICE,
 ) -> CheckedModel:
     """Return the fastest mode of serving a model that gives the right logits, hooked into the model.
@@ -49,6 +51,7 @@ def check_model(
     changes: gets all changes to the model.
     known: the result of an earlier check of the same model; nothing is compared then.
     max_model_len: bounds the long context, in tokens.
+    consensus: with other ranks, which check their parts of the model in the same steps.
     slices: is called between two steps.
     """
     platform.hook(model, changes)
@@ -56,10 +59,12 @@ def check_model(
     hook_ranges(model, changes)
     join_rows(model, changes)
     prompts = probe_prompts(vocab_size)
-    probe = Probe(model, vocab_size, platform.serving(model), changes, prompts, slices=slices)
+    served = platform.serving(model)
+    probe = Probe(model, vocab_size, served, changes, prompts, consensus=consensus, slices=slices)
     try:
         Observation(model, [0, 1]).layout()
     except Exception as error:
+        probe.raise_unless_alone()
         # Its caches must be of the very class that it makes, perhaps.
         return probe.own_caches(f"its caches cannot be watched ({error})")
     if known is not None:
@@ -70,10 +75,10 @@ def check_model(
 def _checked(probe: Probe, max_tokens: int) -> CheckedModel:
     model = probe.model
     probe.slices.pause()
-    sizes = _shrunk_sizes(model, probe.vocab_size, probe.slices)
+    sizes = _shrunk_sizes(probe)
     probe.slices.pause()
     tries = [probe_prompts(probe.vocab_size, salt) for salt in _SALTS]
-    prompts, expected = _plain_logits(model, tries, slices=probe.slices)
+    prompts, expected = _plain_logits(probe, tries)
     observed = Observation(model, prompts[0])
     probe = replace(probe, prompts=prompts, expected=expected, observed=observed)
     checked, changes = probe.fastest()
@@ -95,7 +100,7 @@ def _over_long_context(probe: Probe, result: CheckResult, num_tokens: int) -> Ch
     if num_tokens < MIN_TOKENS:
         return probe.known(result)
     tries = [[long_prompt(probe.vocab_size, num_tokens, salt)] for salt in _SALTS]
-    prompts, expected = _plain_logits(probe.model, tries, slices=probe.slices)
+    prompts, expected = _plain_logits(probe, tries)
     if not expected:
         return probe.known(result)
     long = replace(probe, prompts=2 * prompts, expected=2 * expected, script=LONG)
@@ -104,36 +109,38 @@ def _over_long_context(probe: Probe, result: CheckResult, num_tokens: int) -> Ch
     return checked
 
 
-def _shrunk_sizes(model: nn.Module, vocab_size: int, slices: LoadSlices) -> Changes:
+def _shrunk_sizes(probe: Probe) -> Changes:
     """Shrink windows and the like, unless the model then contradicts itself."""
-    changes = Changes()
+    model, changes = probe.model, Changes()
     if shrink_sizes(model, changes):
-        prompt = probe_prompts(vocab_size)[0]
+        prompt = probe_prompts(probe.vocab_size)[0]
         try:
-            with in_slices(model, slices):
+            with in_slices(model, probe.slices):
                 whole, pieces = (
                     plain_logits(model, [prompt]),
                     plain_logits(model, [prompt[:20], prompt[20:]]),
                 )
             is_same = float(mx.abs(whole - pieces).max() / mx.abs(whole).max()) < COARSE_TOLERANCE
         except Exception:
+            probe.raise_unless_alone()
             is_same = False
-        if not is_same:
+        if not probe.consensus.choose(is_same, all):
             changes.undo()
     return changes
 
 
 def _plain_logits(
-    model: nn.Module, tries: Sequence[list[list[int]]], slices: LoadSlices
+    probe: Probe, tries: Sequence[list[list[int]]]
 ) -> tuple[list[list[int]], list[mx.array]]:
     """Return the first prompts that give finite logits, with these, `[L, vocab_size]` of each; else the last, and none."""
     for prompts in tries:
         logits: list[mx.array] = []
         for prompt in prompts:
-            with in_slices(model, slices):
-                logits.append(plain_logits(model, [prompt]))
+            with in_slices(probe.model, probe.slices):
+                logits.append(plain_logits(probe.model, [prompt]))
             mx.eval(logits)
-            slices.pause()
-        if all(bool(mx.isfinite(rows).all()) for rows in logits):
+            probe.slices.pause()
+        are_finite = all(bool(mx.isfinite(rows).all()) for rows in logits)
+        if probe.consensus.choose(are_finite, all):
             return prompts, logits
     return prompts, []

@@ -24,6 +24,7 @@ from batching.backend.self_check.differences import row_differences
 from batching.backend.self_check.expert_flips import Row, flipping_rows, has_experts
 from batching.backend.self_check.steps import SHORT, Script
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
+from batching.ranks.lockstep.consensus import ALONE, Consensus, largest, union
 
 # Shares of the largest logit: rounding differs with the shape of a product, outputs do not.
 _TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}
@@ -45,6 +46,7 @@ class Probe:
     changes: gets the changes of a mode that is known, or needs no comparison.
     expected: the logits of each prompt, `[L, vocab_size]`; empty if no prompts have finite logits.
     observed: how the model uses its caches; None before it could be watched.
+    consensus: with other ranks, which take the same steps.
     slices: is called between two steps.
     """
 
@@ -56,6 +58,7 @@ class Probe:
     expected: Sequence[mx.array] = ()
     observed: Observation | None = None
     script: Script = SHORT
+    consensus: Consensus = ALONE
     slices: LoadSlices = ONE_SLICE
 
     def fastest(self, first: CheckResult | None = None) -> tuple[CheckedModel, Changes]:
@@ -72,6 +75,7 @@ class Probe:
                 portable = self._on(checked, self.platform.portable(""))
                 difference, tolerance = self._difference(portable)
             except Exception as error:
+                self.raise_unless_alone()
                 # A model's code can do anything with a cache, so it can raise anything.
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
@@ -99,6 +103,7 @@ class Probe:
             try:
                 difference, tolerance = self._difference(self._on(checked, form))
             except Exception as error:
+                self.raise_unless_alone()
                 # A kernel that does not compile, among others.
                 reason = f"they do not run ({one_line(error)})"
                 continue
@@ -106,6 +111,11 @@ class Probe:
                 return form
             reason = f"they change the logits by {difference:.2g} of the largest one"
         return self.platform.portable(reason)
+
+    def raise_unless_alone(self) -> None:
+        """Raise the error that is handled again if other ranks may not have it: they would wait within a step."""
+        if not self.consensus.is_alone:
+            raise
 
     def known(self, result: CheckResult) -> CheckedModel:
         """Return a mode that is right, hooked into the model."""
@@ -182,26 +192,22 @@ class Probe:
         """Return how far a logit is off, and how far it may be."""
         layout = self._observed.layout(gathers_all=checked.result.gathers_all)
         plain = replace(checked, layout=layout, platform=checked.platform.unrounded)
-        tolerance = self._tolerance(layout)
-        largest = self._largest(self._differences(plain), tolerance)
-        if largest > tolerance or plain == checked:
-            return largest, tolerance
+        tolerance = tolerance_of(layout)
+        most = self._largest(self._differences(plain), tolerance)
+        if most > tolerance or plain == checked:
+            return most, tolerance
         rounded = np.sort(list(self._differences(checked).values()))
         if not math.isfinite(rounded[-1]):
             return math.nan, tolerance
         if has_experts(self.model):
             # Rounding may lead to other experts, in all rows: that says nothing of the mode.
-            return largest, tolerance
+            return most, tolerance
         has_int8 = any(shape.dtype == mx.int8 for shape in checked.layout.shapes)
         of_keys = _TOLERANCE_OF_8_BITS if has_int8 else COARSE_TOLERANCE
         return float(rounded[-1]), max(tolerance, of_keys)
 
-    def _tolerance(self, layout: CacheLayout) -> float:
-        dtypes = {shape.dtype for shape in layout.shapes} or {mx.float32}
-        return max(_TOLERANCE.get(dtype, COARSE_TOLERANCE) for dtype in dtypes)
-
     def _differences(self, checked: CheckedModel) -> dict[Row, float]:
-        return row_differences(
+        found = row_differences(
             self.model,
             self.vocab_size,
             checked,
@@ -210,6 +216,8 @@ class Probe:
             self.script,
             self.slices,
         )
+        agreed: list[float] = self.consensus.choose([*found.values()], largest)
+        return dict(zip(found, agreed, strict=True))
 
     def _largest(self, differences: Mapping[Row, float], tolerance: float) -> float:
         """Return the largest one; NaN if one is not a number.
@@ -220,11 +228,18 @@ class Probe:
         ordered = np.sort(list(differences.values()))
         if not (math.isfinite(ordered[-1]) and has_experts(self.model)):
             return float(ordered[-1])
-        largest = float(ordered[-1 - len(ordered) // _ROWS_PER_FLIP])
-        if largest <= tolerance:
-            return largest
-        flipping = flipping_rows(self.model, self.prompts, self.expected, tolerance, self.slices)
-        steady = np.sort([off for row, off in differences.items() if row not in flipping])
+        most = float(ordered[-1 - len(ordered) // _ROWS_PER_FLIP])
+        if most <= tolerance:
+            return most
+        found = flipping_rows(self.model, self.prompts, self.expected, tolerance, self.slices)
+        flipping = self.consensus.choose([[*row] for row in found], union)
+        steady = np.sort([off for row, off in differences.items() if [*row] not in flipping])
         if len(steady) * _MIN_STEADY < len(ordered):
-            return largest
+            return most
         return float(steady[-1 - len(steady) // _ROWS_PER_FLIP])
+
+
+def tolerance_of(layout: CacheLayout) -> float:
+    """Return how far a logit may be off by rounding, as a share of the largest."""
+    dtypes = {shape.dtype for shape in layout.shapes} or {mx.float32}
+    return max(_TOLERANCE.get(dtype, COARSE_TOLERANCE) for dtype in dtypes)

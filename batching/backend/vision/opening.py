@@ -45,12 +45,15 @@ def open_vision(
     changes: Changes,
     slices: LoadSlices,
     most_uncut: int,
+    *,
+    is_divided: bool = False,
 ) -> OpenVision | NoVision:
     """Load the tower of a model, and hook its rows into the text model.
 
     source: the directory of the model, or a file, which has none.
     dtype: of the tower's weights; None keeps them as they are stored.
     most_uncut: how many tokens of one prompt any step has room for.
+    is_divided: other ranks have parts of the text model, and would need the tower's rows, too.
 
     Raises:
         ModelLoadError: weights are missing.
@@ -60,6 +63,8 @@ def open_vision(
     declared = declared_vision(config, folder)
     if isinstance(declared, NoVision):
         return declared
+    if is_divided:
+        return NoVision("is served without its vision part, which is not divided among ranks")
     if declared.max_span > most_uncut:
         return NoVision(
             f"is served without its vision part: {declared.max_span} tokens of an image see each other, and a step "

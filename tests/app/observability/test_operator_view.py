@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from app.observability.logs import JsonLines, configure, logfmt, print_stderr
 from app.observability.throughput_log import INTERVAL, ThroughputLogger
 from app.server.watchdog import Watchdog
-from batching import NewTokens, Priority, SequenceStats, StepRecord
+from batching import NewTokens, Priority, RankLost, SequenceStats, StepRecord
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.scheduler import ContinuousBatchingScheduler
@@ -332,6 +332,40 @@ class TestWatchdog:
         assert response.json()["error"]["code"] == "engine_stalled"
         assert health.status_code == 503
         assert health.json()["error"]["message"].startswith("b: a step of the model has not ended")
+
+    async def test_a_lost_rank_fails_all_streams_and_is_named_by_the_probes(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The MLX thread waits for that rank, and for ever."""
+        failures: list[None] = []
+        lost: list[RankLost] = []
+        async with served_endlessly() as server:
+            server.manager._lost = lambda: lost[0] if lost else None
+            watchdog = Watchdog(server.service, on_failure=lambda: failures.append(None))
+            running = asyncio.create_task(server.chat())
+            await asyncio.to_thread(server.gate.reached.wait)
+            # The engine cannot accept it.
+            waiting = asyncio.create_task(server.chat())
+            while not server.engine._unaccepted:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+            watchdog.check()
+            assert not failures
+            lost.append(RankLost(1, "(mac1) has not answered for 5 s"))
+            watchdog.check()
+            for response in (await running, await waiting):
+                assert response.status_code == 503
+                assert response.json()["error"]["code"] == "rank_lost"
+                assert response.json()["error"]["message"] == str(lost[0])
+            # Nor does it accept any more.
+            assert (await server.chat()).json()["error"]["code"] == "rank_lost"
+            for path in ("/health", "/ready"):
+                response = await server.client.get(path)
+                assert (response.status_code, response.json()["error"]["message"]) == (
+                    503,
+                    str(lost[0]),
+                )
+        assert len(failures) == 1
+        assert "rank 1 (mac1) has not answered for 5 s; /health responds with 503" in caplog.text
 
     async def test_it_checks_every_second_and_reports_the_lag_of_the_loop(
         self, monkeypatch: pytest.MonkeyPatch

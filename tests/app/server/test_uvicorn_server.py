@@ -21,14 +21,14 @@ import httpx
 import openai
 import pytest
 
-from app.__main__ import allow_connections, leave, open_standard_files, start, stop_at_once
+from app.__main__ import allow_connections, leave, open_standard_files, start
 from app.cli import base_url, main, run
 from app.main import create_app
 from app.server import uvicorn_server
-from app.server.stop_signals import stop_signals
+from app.server.stop_signals import stop_at_once, stop_signals
 from app.server.uvicorn_server import BindError, Server, bind, serve
 from app.settings import Settings
-from batching import SchedulerManager
+from batching import RankLost, SchedulerManager
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.speaker import (
     ENDLESS_BLOCKS,
@@ -313,6 +313,27 @@ def test_a_server_whose_engine_fails_exits_with_1_if_configured(phases: Phases) 
         assert phases.closing.wait(LONG)
 
     while_serving(manager, visit, status=1, exit_on_engine_failure=True)
+
+
+def test_a_server_that_has_lost_a_rank_says_so_and_exits_with_1(phases: Phases) -> None:
+    lost: list[RankLost] = []
+    manager = speaking_manager(lost=lambda: lost[0] if lost else None)
+
+    def visit(url: str) -> None:
+        assert httpx.get(f"{url}/health").status_code == 200
+        lost.append(RankLost(1, "(mac1) is gone"))
+        while (health := httpx.get(f"{url}/health")).status_code == 200:
+            pass
+        assert health.json()["error"]["message"] == "rank 1 (mac1) is gone"
+        while not phases.draining.is_set():
+            assert httpx.get(f"{url}/health").status_code == 503
+        assert code_of(httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})) == (
+            503,
+            "shutting_down",
+        )
+        assert phases.closing.wait(LONG)
+
+    while_serving(manager, visit, status=1)
 
 
 def test_a_server_whose_engine_fails_goes_on_by_default() -> None:

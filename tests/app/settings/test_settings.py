@@ -35,6 +35,7 @@ def test_the_defaults_are_the_engines_defaults() -> None:
 
 # Of settings whose values are words; a number gets one more, a boolean its opposite.
 OTHER_VALUES: Final = {
+    "ranks_backend": "nccl",
     "model": "org/model",
     "model_id": "mine",
     "chat_template": "{{ messages }}",
@@ -122,6 +123,11 @@ OF_THE_SERVER: Final = {
     "load_timeout",
     "max_adapters",
     "adapter_dirs",
+    "ranks",
+    "ranks_backend",
+    "ranks_host",
+    "ranks_port",
+    "ranks_timeout",
 }
 
 

@@ -123,7 +123,7 @@ def use_pool(pool: str, request: pytest.FixtureRequest) -> None:
     if pool == "with a GPU's kernels":
         platform = platform_of(gpu=Gpu.METAL, kernels=HostKernels(native))
         patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
-        patch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
+        patch.setattr("batching.backend.builder.engine.choose_platform", lambda *_, **__: platform)
 
 
 def asked(request_id: int, prompt: Sequence[int] = PROMPT, **spec: Any) -> BatchRequest:

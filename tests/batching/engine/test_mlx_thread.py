@@ -22,7 +22,7 @@ from batching.engine.load_slices import ONE_SLICE, LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
 from batching.engine.token_stream import TokenStream
-from batching.errors import EngineClosed, EngineStopped, ModelLoadError
+from batching.errors import EngineClosed, EngineStopped, ModelLoadError, RankLost
 from batching.prefix_cache import HashChain
 from batching.steps.observer import Observers, StepRecord
 from batching.steps.step_plan import SliceOutput, StepPlan
@@ -308,6 +308,27 @@ async def test_an_engine_that_fails_ends_alone(caplog: pytest.LogCaptureFixture)
         with pytest.raises(EngineStopped):
             await broken.stats()
     assert "an engine failed and stops" in caplog.text
+
+
+class Lost(TokenRunner):
+    """Has lost another rank, without which no step can be computed."""
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        raise RankLost(2, "(mac2) is gone")
+
+
+async def test_an_engine_that_ends_on_purpose_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    def build_lost(slices: LoadSlices) -> LoadedEngine:
+        return loaded_engine(CONFIG, ByteTokenizer(), wrap=lambda _: Lost(CONFIG))
+
+    async with running(build_lost) as (_, [engine]):
+        stream = await engine.submit(specs([[1, 2]]))
+        with pytest.raises(RankLost, match=r"rank 2 \(mac2\) is gone"):
+            await collect(stream)
+        with pytest.raises(RankLost):
+            await engine.stats()
+    assert "an engine stops: rank 2 (mac2) is gone" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def fail(*_: object) -> None:

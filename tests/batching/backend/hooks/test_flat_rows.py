@@ -52,6 +52,16 @@ def test_the_rows_of_a_step_are_one_product(shapes: Shapes, bias: bool) -> None:
     assert shapes == [(5, 1, NUM_INPUTS), (5, NUM_INPUTS), (1, 5, NUM_INPUTS), (1, 5, NUM_INPUTS)]
 
 
+@pytest.mark.parametrize("kind", [nn.QuantizedAllToShardedLinear, nn.QuantizedShardedToAllLinear])
+def test_so_are_those_of_a_part_of_a_layer(shapes: Shapes, kind: Any) -> None:
+    layer = kind.from_quantized_linear(linear(bias=True), group=mx.distributed.init())
+    x = mx.random.normal((5, 1, NUM_INPUTS))
+    expected = layer(x)
+    flatten_rows(layer, Changes())
+    assert mx.allclose(layer(x), expected, atol=1e-5)
+    assert shapes == [(5, 1, NUM_INPUTS), (5, NUM_INPUTS)]
+
+
 def test_so_are_logits_of_tied_embeddings(shapes: Shapes) -> None:
     embedding = nn.QuantizedEmbedding(40, NUM_INPUTS, group_size=32, bits=4)
     x = mx.random.normal((3, 1, NUM_INPUTS))

@@ -147,7 +147,9 @@ def check_against_plain(
 
 def use_gpu_kernels(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
     platform = platform_of(gpu=Gpu.METAL, kernels=HostKernels(native))
-    monkeypatch.setattr("batching.backend.builder.engine.choose_platform", lambda _: platform)
+    monkeypatch.setattr(
+        "batching.backend.builder.engine.choose_platform", lambda *_, **__: platform
+    )
 
 
 @pytest.mark.parametrize(("family", "pool"), weekly_pairs(FAMILIES, DEVICE_KINDS, size=9))

@@ -1,0 +1,1 @@
+"""One model over several machines: who they are, how their processes start, and how they end."""

@@ -1,0 +1,157 @@
+"""Starts the processes of the other ranks, here and by ssh, and ends them."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import app
+from app.observability.logs import print_stderr
+from app.ranks.mlx_environment import RANK_VARIABLE
+from app.ranks.plan import RankPlan
+from app.settings import ENV_PREFIX, Settings, env_name
+from app.settings.engine_settings import EngineSettings
+from batching import CannotJoin
+
+_HERE: Final = ("localhost", "127.0.0.1")
+# No question can be answered, and a host that does not answer is known soon.
+_SSH: Final = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
+# What the other ranks need to know: nothing of clients, keys or stored data.
+_PASSED: Final = {*EngineSettings.model_fields, "trust_remote_code", "step_timeout"} | {
+    "log_level",
+    "log_format",
+}
+_OWN: Final = {"ranks", "ranks_backend", "ranks_host", "ranks_port"}
+_MAX_LINE: Final = 8192
+# Seconds in which a process ends that rank 0 has told to, and in which its last line is read.
+_END_SECONDS: Final = 3.0
+_LINE_SECONDS: Final = 1.0
+
+
+@dataclass
+class _Started:
+    """A process, or the ssh that runs it elsewhere."""
+
+    rank: int
+    host: str
+    process: subprocess.Popen[bytes]
+    last_line: str = ""
+
+    def forward(self) -> None:
+        """Print the lines of the process with its rank in front."""
+        stream = self.process.stdout
+        assert stream is not None
+        while piece := stream.readline(_MAX_LINE):
+            self.last_line = piece.decode(errors="replace").rstrip()
+            print_stderr(f"rank {self.rank}: {self.last_line}")
+
+
+class Launcher:
+    """The processes of the other ranks; they end when rank 0 does."""
+
+    def __init__(self, plan: RankPlan, settings: Settings) -> None:
+        self._plan, self._settings = plan, settings
+        self._started: list[_Started] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start all of them.
+
+        Raises:
+            CannotJoin: one cannot be started.
+        """
+        for rank, host in enumerate(self._plan.hostfile.names[1:], start=1):
+            variables = member_variables(self._settings, self._plan, rank)
+            command, environment = _command(host, variables)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    # A terminal's signals are for rank 0, which ends the others when it has ended its requests.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                reason = f"{command[0]}: {error.strerror}"
+                raise CannotJoin(f"rank {rank} ({host}) cannot be started: {reason}") from None
+            started = _Started(rank, host, process)
+            self._started.append(started)
+            thread = threading.Thread(target=started.forward, name="rank-lines", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def check(self) -> None:
+        """Check that all run.
+
+        Raises:
+            CannotJoin: one has ended.
+        """
+        for started, thread in zip(self._started, self._threads, strict=True):
+            if (status := started.process.poll()) is not None:
+                thread.join(_LINE_SECONDS)
+                name = f"rank {started.rank} ({started.host})"
+                reason = f": {started.last_line}" if started.last_line else ""
+                raise CannotJoin(f"{name} has ended with status {status}{reason}")
+
+    def kill(self) -> None:
+        """End the processes that still run: also those that are stopped."""
+        for started in self._started:
+            started.process.kill()
+
+    def close(self) -> None:
+        """Wait until the processes have ended, which rank 0 has told them to; kill those that do not."""
+        for started in self._started:
+            with suppress(subprocess.TimeoutExpired):
+                started.process.wait(_END_SECONDS)
+        self.kill()
+        for started, thread in zip(self._started, self._threads, strict=True):
+            started.process.wait()
+            thread.join(_LINE_SECONDS)
+            assert started.process.stdout is not None
+            started.process.stdout.close()
+
+
+def member_variables(settings: Settings, plan: RankPlan, rank: int) -> dict[str, str]:
+    """Return the variables of the environment that make a process a rank; there are no secrets among them."""
+    variables = {
+        env_name(field): _text(value)
+        for field in settings.model_fields_set & _PASSED - _OWN
+        if (value := getattr(settings, field)) is not None
+    }
+    host, port = plan.control_address
+    return {
+        **plan.hostfile.variables,
+        **variables,
+        env_name("ranks"): plan.hostfile.to_json(),
+        env_name("ranks_backend"): plan.backend,
+        env_name("ranks_host"): host,
+        env_name("ranks_port"): str(port),
+        RANK_VARIABLE: str(rank),
+        "PYTHONPATH": str(Path(app.__file__).parents[1]),
+    }
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _command(host: str, variables: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return a command and its environment, which start a rank on a host."""
+    program = [sys.executable, "-m", "app", "serve"]
+    if host in _HERE or host == socket.gethostname():
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)
+        }
+        return program, {**kept, **variables}
+    assigned = [f"{name}={value}" for name, value in variables.items()]
+    line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(['env', *assigned, *program])}"
+    return [*_SSH, host, line], os.environ

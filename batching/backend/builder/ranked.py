@@ -1,0 +1,62 @@
+"""Builds what each rank of a model needs: the engine of rank 0, and the executors of the others."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from batching.backend.builder.encoder import encoder_directory
+from batching.backend.builder.engine import build_engine
+from batching.backend.builder.opening import open_model
+from batching.backend.builder.platforms import choose_platform
+from batching.backend.ranks.rank import Rank
+from batching.config import EngineConfig
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
+from batching.engine.loaded_engine import LoadedEngine
+from batching.errors import ModelLoadError
+from batching.ranks.links import Leader, Member
+from batching.ranks.lockstep.steps import follow
+from batching.ranks.unserved import check_served
+
+T = TypeVar("T")
+
+
+def build_ranked_engine(
+    config: EngineConfig, leader: Leader, backend: str, slices: LoadSlices = ONE_SLICE
+) -> LoadedEngine:
+    """Build the engine of rank 0; see `batching.ranked_model`."""
+    _check(config, slices)
+    return build_engine(config, _AlikeSlices(slices), Rank.leading(leader, backend))
+
+
+def run_member(config: EngineConfig, member: Member, backend: str) -> None:
+    """Open a part of a model, and run the steps of rank 0; see `batching.ranked_model`."""
+    _check(config, ONE_SLICE)
+    rank = Rank.following(member, backend)
+    platform = choose_platform(config, is_divided=True)
+    model = open_model(config, platform, _AlikeSlices(ONE_SLICE), rank)
+    model.platform.wire()
+    try:
+        follow(member, model.executor)
+    finally:
+        model.executor.close()
+
+
+class _AlikeSlices:
+    """Slices that are the same at all ranks, whether others run between them or not.
+
+    What is computed up to a pause is computed by one call, and the ranks have to make the same calls.
+    """
+
+    def __init__(self, slices: LoadSlices) -> None:
+        self._slices = slices
+
+    def pause(self, progress: float | None = None) -> None:
+        self._slices.pause(progress)
+
+    def in_thread(self, func: Callable[[], T]) -> T:
+        return self._slices.in_thread(func)
+
+
+def _check(config: EngineConfig, slices: LoadSlices) -> None:
+    check_served(config)
+    if encoder_directory(config, slices) is not None:
+        raise ModelLoadError(f"{config.model} is an encoder, which is not divided among ranks")

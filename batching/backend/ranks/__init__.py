@@ -1,0 +1,1 @@
+"""One model over several processes: the part of each rank, and whether all of them together are right."""
