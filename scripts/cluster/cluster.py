@@ -33,7 +33,10 @@ class Cluster:
             Replica(str(number), folder, shared) for number in range(1, num_replicas + 1)
         ]
         urls = [replica.url for replica in self.replicas]
-        self.router: Final[Router] = ROUTERS[router](urls, folder, port=port, options=options)
+        api_key = shared.get("api_keys", "").partition(",")[0] or None
+        self.router: Final[Router] = ROUTERS[router](
+            urls, folder, port=port, api_key=api_key, options=options
+        )
         share_signing_key(self.replicas)
 
     def __enter__(self) -> Self:
