@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors.responses import CLIENT_CLOSED_REQUEST
 from app.http.streams.early_stream import EarlyStream
+from app.http.streams.late_head import HEAD_DUE
 
 _HELD: Final = "held"
 
@@ -36,17 +37,24 @@ class RequestLifetime:
     two steps of it, or between the handler and its response, loses nothing.
     """
 
-    def __init__(self, app: ASGIApp, streamed: Container[str] = ()) -> None:
-        """`streamed` are paths to which bodies are posted that their handlers read: these see a disconnect."""
+    def __init__(self, app: ASGIApp, streamed: Container[str] = (), late_head: float = 0.0) -> None:
+        """Wrap an app.
+
+        streamed: paths to which bodies are posted that their handlers read: these see a disconnect.
+        late_head: seconds after which the head of a stream is due.
+        """
         self._app = app
         self._streamed = streamed
+        self._late_head = late_head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         with ExitStack() as held:
-            scope.setdefault("state", {})[_HELD] = held
+            state = scope.setdefault("state", {})
+            state[_HELD] = held
+            state.setdefault(HEAD_DUE, asyncio.get_running_loop().time() + self._late_head)
             if scope["method"] == "POST" and scope["path"] in self._streamed:
                 await self._app(scope, receive, send)
             elif not await self._serve(scope, receive, send):

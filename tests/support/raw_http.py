@@ -49,6 +49,15 @@ class Connection:
             data += piece
         return data
 
+    def read_until(self, part: bytes) -> bytes:
+        """Read until the data has this in it."""
+        data = b""
+        while part not in data:
+            piece = self._sock.recv(1 << 16)
+            assert piece, data
+            data += piece
+        return data
+
     def read_within(self, seconds: float) -> bytes:
         """Return what comes within some seconds; empty for nothing."""
         self._sock.settimeout(seconds)

@@ -24,6 +24,7 @@ from app.generation.choice import ChoiceFinishReason, Delta
 from app.generation.generation import ChoiceResult, Generation, GenerationSummary
 from app.http.errors.formats import anthropic_error
 from app.http.errors.responses import stream_error_report
+from app.http.streams.late_head import Opening
 from app.observability.request_record import TokenUsage
 from app.parsing.events import (
     ContentPiece,
@@ -104,7 +105,8 @@ class MessageBuilder:
         beta: dict[str, Any] = {"context_management": None} if self.is_beta else {}
         return _event("message_delta", delta=delta, usage=totals, **beta)
 
-    def error_event(self, error: Exception) -> bytes:
+    async def error_event(self, error: Exception) -> bytes:
+        """Return the event of what ended a stream."""
         data = anthropic_error(stream_error_report(error), self.request_id)
         return f"event: error\ndata: {data}\n\n".encode()
 
@@ -190,24 +192,21 @@ class BlockEvents:
 
 
 async def message_events(generation: Generation, builder: MessageBuilder) -> AsyncIterator[bytes]:
-    """Yield the events of a message, or the error that ended them."""
-    try:
-        # The number of cached tokens is known when the prompt is prefilled: the last event has it.
-        yield _event("message_start", message=builder.first_message(generation.usage))
-        yield _event("ping")
-        blocks = BlockEvents(builder)
-        async for item in generation:
-            assert isinstance(item, Delta), "no progress is requested"
-            for event in item.events:
-                for written in blocks.add(event):
-                    yield written
-            if item.finish_reason is not None:
-                for written in blocks.end():
-                    yield written
-                yield builder.last_delta(item.finish_reason, item.stop, generation.usage)
-        yield _event("message_stop")
-    except Exception as error:
-        yield builder.error_event(error)
+    """Yield the events of a message."""
+    # The number of cached tokens is known when the prompt is prefilled: the last event has it.
+    yield Opening(_event("message_start", message=builder.first_message(generation.usage)))
+    yield Opening(_event("ping"))
+    blocks = BlockEvents(builder)
+    async for item in generation:
+        assert isinstance(item, Delta), "no progress is requested"
+        for event in item.events:
+            for written in blocks.add(event):
+                yield written
+        if item.finish_reason is not None:
+            for written in blocks.end():
+                yield written
+            yield builder.last_delta(item.finish_reason, item.stop, generation.usage)
+    yield _event("message_stop")
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -63,7 +63,7 @@ async def create_message(
         is_beta=beta,
     )
     if body.stream:
-        return EventStream(message_events(generation, builder), new_ping)
+        return EventStream(message_events(generation, builder), new_ping, builder.error_event)
     return await json_response(request, generation, builder.full_json)
 
 

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from app.api.llama_cpp.line_limits import LineLimits
 from app.api.llama_cpp.request import InfillRequest
-from app.api.openai.response_builder import new_id
+from app.api.openai.response_builder import error_event, new_id
 from app.api.openai.schemas.usage import Timings
 from app.api.schemas.errors import ERROR_RESPONSES, EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, engine_for, json_response, prepared
@@ -19,8 +19,6 @@ from app.api.sse import EventStream
 from app.generation.choice import Delta
 from app.generation.generation import ChoiceResult, Generation, GenerationSummary
 from app.generation.submit import submit
-from app.http.errors.formats import openai_error
-from app.http.errors.responses import stream_error_report
 from app.http.json_body import JsonRoute
 from app.parsing.events import ContentPiece, MessageEvent
 from app.parsing.output_format import OutputFormat
@@ -75,7 +73,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
         generation = await submit(engine, job, admitted)
     builder = _Builder(engine.model.model_id, body.response_fields, limits, made.is_cut)
     if body.stream:
-        return EventStream(_events(generation, builder))
+        return EventStream(_events(generation, builder), failed=error_event)
     return await json_response(request, generation, builder.whole)
 
 
@@ -118,17 +116,14 @@ class _Builder:
 
 
 async def _events(generation: Generation, builder: _Builder) -> AsyncIterator[bytes]:
-    try:
-        last: Delta | None = None
-        async for item in generation:
-            assert isinstance(item, Delta), "no progress is requested"
-            if text := _text(item.events):
-                yield _event({"index": 0, "content": text, "stop": False})
-            last = item
-        assert last is not None and last.finish_reason is not None, "the last delta has a reason"
-        yield _event(builder.last("", last.finish_reason, last.stop, generation.summary))
-    except Exception as error:
-        yield f"data: {openai_error(stream_error_report(error))}\n\n".encode()
+    last: Delta | None = None
+    async for item in generation:
+        assert isinstance(item, Delta), "no progress is requested"
+        if text := _text(item.events):
+            yield _event({"index": 0, "content": text, "stop": False})
+        last = item
+    assert last is not None and last.finish_reason is not None, "the last delta has a reason"
+    yield _event(builder.last("", last.finish_reason, last.stop, generation.summary))
 
 
 def _text(events: Sequence[MessageEvent]) -> str:

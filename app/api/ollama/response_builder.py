@@ -156,17 +156,19 @@ class AnswerWriter:
 
 
 async def answer_lines(generation: Generation, writer: AnswerWriter) -> AsyncIterator[bytes]:
-    """Yield the lines of an answer, or of the error that ended it."""
-    try:
-        reason: ChoiceFinishReason = FinishReason.STOP
-        async for item in generation:
-            assert isinstance(item, Delta), "no progress is requested"
-            if (line := writer.line(item)) is not None:
-                yield line
-            reason = item.finish_reason or reason
-        yield writer.last_line(reason, generation.summary)
-    except Exception as error:
-        yield ollama_error(stream_error_report(error)).encode() + b"\n"
+    """Yield the lines of an answer."""
+    reason: ChoiceFinishReason = FinishReason.STOP
+    async for item in generation:
+        assert isinstance(item, Delta), "no progress is requested"
+        if (line := writer.line(item)) is not None:
+            yield line
+        reason = item.finish_reason or reason
+    yield writer.last_line(reason, generation.summary)
+
+
+async def error_line(error: Exception) -> bytes:
+    """Return the line of what ended an answer."""
+    return ollama_error(stream_error_report(error)).encode() + b"\n"
 
 
 def lines_form(writer: AnswerWriter) -> StreamForm:

@@ -12,7 +12,7 @@ from app.api.models.cards import capabilities
 from app.api.ollama.names import known_name
 from app.api.ollama.request import AnswerRequest, ChatRequest, GenerateRequest
 from app.api.ollama.response import LINE_RESPONSES, ChatAnswer, GenerateAnswer
-from app.api.ollama.response_builder import AnswerWriter, answer_lines, lines_form
+from app.api.ollama.response_builder import AnswerWriter, answer_lines, error_line, lines_form
 from app.api.ollama.route import new_router
 from app.api.openai.response_builder import new_id
 from app.api.serving import (
@@ -72,7 +72,7 @@ async def _respond(body: AnswerRequest, request: Request) -> Response:
     if body.logprobs:
         writer.token_bytes = engine.grammars.token_bytes
     if body.stream:
-        return LineStream(answer_lines(generation, writer), writer.empty_line)
+        return LineStream(answer_lines(generation, writer), writer.empty_line, error_line)
     return await json_response(request, generation, writer.whole)
 
 

@@ -21,6 +21,7 @@ from app.generation.choice import Delta
 from app.generation.generation import ChoiceResult, Generation, GenerationSummary, PromptProgress
 from app.http.errors.formats import openai_error
 from app.http.errors.responses import stream_error_report
+from app.http.streams.late_head import Opening
 from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -57,7 +58,7 @@ async def respond(
 ) -> Response:
     """Return the response to a request, streamed or not."""
     if stream:
-        return EventStream(chunk_events(request, generation, builder))
+        return EventStream(chunk_events(request, generation, builder), failed=error_events)
     write = writer(builder.full_response)
     return await json_response(request, generation, write, num_echoed=builder.num_echoed)
 
@@ -65,32 +66,40 @@ async def respond(
 async def chunk_events(
     request: Request, generation: Generation, builder: ResponseBuilder
 ) -> AsyncIterator[bytes]:
-    """Yield the chunks as events, or the error that ended them, and then `[DONE]`."""
+    """Yield the chunks as events, and then `[DONE]`."""
     options = builder.options
     text_events = TextEvents(builder)
-    try:
+    fields = running_fields(generation, options)
+    first = builder.first_chunks(generation.num_choices)
+    is_long = builder.num_echoed > SHORT
+    for event in await _events(request, first, fields, is_long=is_long):
+        yield Opening(event)
+    async for item in generation:
+        if isinstance(item, PromptProgress):
+            # Who asks for it waits for it: it is no opening.
+            yield _event(builder.progress_chunk(item))
+            continue
         fields = running_fields(generation, options)
-        first = builder.first_chunks(generation.num_choices)
-        is_long = builder.num_echoed > SHORT
-        for event in await _events(request, first, fields, is_long=is_long):
-            yield event
-        async for item in generation:
-            if isinstance(item, PromptProgress):
-                yield _event(builder.progress_chunk(item))
-                continue
-            fields = running_fields(generation, options)
-            if not fields and text_events.can_write(item):
-                for event in text_events.write(item):
-                    yield event
-                continue
-            chunks, is_long = builder.delta_chunks(item), _is_long(item, builder)
-            for event in await _events(request, chunks, fields, is_long=is_long):
+        if not fields and text_events.can_write(item):
+            for event in text_events.write(item):
                 yield event
-        for chunk in builder.final_chunks(generation.summary):
-            yield _event(chunk)
-    except Exception as error:
-        yield f"data: {openai_error(stream_error_report(error))}\n\n".encode()
+            continue
+        chunks, is_long = builder.delta_chunks(item), _is_long(item, builder)
+        for event in await _events(request, chunks, fields, is_long=is_long):
+            yield event
+    for chunk in builder.final_chunks(generation.summary):
+        yield _event(chunk)
     yield DONE
+
+
+async def error_event(error: Exception) -> bytes:
+    """Return the event of what ended a stream."""
+    return f"data: {openai_error(stream_error_report(error))}\n\n".encode()
+
+
+async def error_events(error: Exception) -> bytes:
+    """Return `error_event` and the `[DONE]` behind it."""
+    return await error_event(error) + DONE
 
 
 class TextEvents:

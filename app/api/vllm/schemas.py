@@ -52,9 +52,13 @@ class DetokenizeResponse(BaseModel):
 
 
 class RenderedPrompt(BaseModel):
-    """The prompt of a chat request: its text, and the tokens of that."""
+    """The prompt of a chat request: its text, and the tokens of that.
+
+    token_ids: vLLM's name, by which routers find the prompt's cached prefix; `tokens` is that of `/tokenize`.
+    """
 
     prompt: str
     count: int
     max_model_len: int
+    token_ids: list[int]
     tokens: list[int]

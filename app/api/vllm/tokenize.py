@@ -58,7 +58,7 @@ async def render_chat(body: ChatCompletionRequest, request: Request) -> Response
         attached = await attached_to(request, engine.model, body.attachments)
         rendered = partial(_rendered, body=body, attached=attached)
         answer = await run_with_template(request, engine.model, body.chat_template, rendered)
-        num_bytes = len(answer.prompt) + NUMBER_BYTES * len(answer.tokens)
+        num_bytes = len(answer.prompt) + 2 * NUMBER_BYTES * len(answer.tokens)
         return await _response(request, answer, num_bytes)
 
 
@@ -102,5 +102,6 @@ def _rendered(
         prompt=prompt.text,
         count=len(prompt.token_ids),
         max_model_len=model.max_model_len,
+        token_ids=prompt.token_ids,
         tokens=prompt.token_ids,
     )

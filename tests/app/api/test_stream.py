@@ -133,7 +133,7 @@ async def test_a_bug_in_the_middle_is_an_event_and_its_place_is_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="app")
-    async with served_endlessly(Faulty()) as server:
+    async with served_endlessly(Faulty(), late_head_ms=0) as server:
         response = await server.chat(stream=True)
         assert await server.num_unfinished() == 0
     *_, error = chunks(response.text)
@@ -267,7 +267,7 @@ class ReadsLate(Client):
 
 
 async def test_a_stream_that_is_not_read_holds_only_so_many_tokens() -> None:
-    async with served(None, num_blocks=ENDLESS_BLOCKS) as server:
+    async with served(None, num_blocks=ENDLESS_BLOCKS, late_head_ms=0) as server:
         server.engine._backlog = Backlog(max_unread=40)
         client = ReadsLate("/v1/completions", stream=True, max_tokens=1000)
         response = asyncio.create_task(server.app(client.scope, client.receive, client.send))

@@ -19,6 +19,7 @@ from app.http.errors.rejections import Unavailable
 from app.http.errors.responses import stream_error_report
 from app.http.request_lifetime import held_by
 from app.http.streams.event_log import EventLog
+from app.http.streams.late_head import Opening
 from app.observability.logs import summarize_exception
 from app.server_state import DetachedResponse, server_state
 
@@ -40,7 +41,9 @@ class ResponseRun:
         self._save = save
 
     def stream(self, request: Request) -> Response:
-        return EventStream(self._stream(request), self._writer.ping)
+        encode = partial(self._encoded, request)
+        failed = partial(self._failed, encode)
+        return EventStream(self._stream(encode), self._writer.ping, failed)
 
     async def whole(
         self, request: Request, form: Callable[[ResponseObject], BaseModel] | None = None
@@ -99,11 +102,14 @@ class ResponseRun:
             steps = self._written(encode, log)
             await anext(steps)
             await self._save_if_possible()
-            if log is not None:
-                log.publish()
-            async for _ in steps:
+            try:
                 if log is not None:
                     log.publish()
+                async for _ in steps:
+                    if log is not None:
+                        log.publish()
+            except Exception as error:
+                await self._failed(encode, error, log)
 
     def _body(self) -> str:
         return self._writer.response.model_dump_json(exclude_unset=True)
@@ -115,8 +121,10 @@ class ResponseRun:
         except OSError as error:
             _log_unstored(error)
 
-    async def _stream(self, request: Request) -> AsyncIterator[bytes]:
-        async for frames in self._written(partial(self._encoded, request)):
+    async def _stream(self, encode: Encode) -> AsyncIterator[bytes]:
+        steps = self._written(encode)
+        yield Opening(b"".join(await anext(steps)))
+        async for frames in steps:
             if frames:
                 yield b"".join(frames)
 
@@ -130,17 +138,15 @@ class ResponseRun:
     async def _written(
         self, encode: Encode, log: EventLog | None = None
     ) -> AsyncIterator[list[bytes]]:
-        """Yield the frames of each step, or of the error that ended them.
+        """Yield the frames of each step; the response is stored before the last ones are yielded."""
+        async for events in self._steps():
+            yield await self._sent(await encode(events), log)
 
-        The response is stored before the last ones are yielded.
-        """
-        try:
-            async for events in self._steps():
-                yield await self._sent(await encode(events), log)
-        except Exception as error:
-            message = stream_error_report(error).message
-            reason = ResponseError(code="server_error", message=message)
-            yield await self._sent(await encode(self._writer.fail(reason)), log)
+    async def _failed(self, encode: Encode, error: Exception, log: EventLog | None = None) -> bytes:
+        """Return the frames of what ended the response, which is stored as failed."""
+        message = stream_error_report(error).message
+        reason = ResponseError(code="server_error", message=message)
+        return b"".join(await self._sent(await encode(self._writer.fail(reason)), log))
 
     async def _sent(self, events: Sequence[EncodedEvent], log: EventLog | None) -> list[bytes]:
         """Add events to the log, store the response if they are the last, and return their frames."""

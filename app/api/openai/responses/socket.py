@@ -18,6 +18,7 @@ from app.api.openai.responses.stored.own import LATEST
 from app.api.openai.responses.stored.references import LatestResponse
 from app.http.inner_call import post
 from app.http.json_body import read_json
+from app.http.streams.late_head import HEAD_DUE
 
 router = APIRouter()
 
@@ -104,7 +105,7 @@ class SocketConversation:
         if body is not None:
             app: ASGIApp = self._socket.app
             messages = ResponseMessages(self)
-            state = {LATEST: self._latest}
+            state = {LATEST: self._latest, HEAD_DUE: 0.0}
             await post(app, PATH, body, messages.send, headers=self._headers, state=state)
 
     async def _send(self, event: bytes) -> None:

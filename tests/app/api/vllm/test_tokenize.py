@@ -101,4 +101,4 @@ async def test_a_chat_is_rendered_as_it_would_be_answered() -> None:
     assert whole["prompt"] == "user: Hi\nassistant:"
     assert bytes(whole["tokens"]).decode() == whole["prompt"]
     assert whole["count"] == answer["usage"]["prompt_tokens"]
-    assert end["tokens"] == list(b"nt:")
+    assert end["tokens"] == end["token_ids"] == list(b"nt:")

@@ -400,10 +400,8 @@ async def test_a_failure_in_the_middle_is_an_event() -> None:
     assert whole.status_code == 500
 
 
-@pytest.mark.parametrize("kind", ["response.created", "response.completed"])
-async def test_an_event_that_cannot_be_written_fails_the_response(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def unwritable(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Make the event of a kind one that cannot be written."""
     encode = ResponseWriter.encode
 
     def encode_others(writer: ResponseWriter, events: Sequence[Event]) -> list[EncodedEvent]:
@@ -412,6 +410,12 @@ async def test_an_event_that_cannot_be_written_fails_the_response(
         return encode(writer, events)
 
     monkeypatch.setattr(ResponseWriter, "encode", encode_others)
+
+
+async def test_an_event_that_cannot_be_written_fails_the_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unwritable(monkeypatch, "response.completed")
     async with served(b"ok") as server:
         failed = (await stream(server))[-1]
         stored = await server.client.get(f"{PATH}/{failed['response']['id']}")
@@ -420,8 +424,18 @@ async def test_an_event_that_cannot_be_written_fails_the_response(
     assert stored.json() == failed["response"]
 
 
+async def test_a_first_event_that_cannot_be_written_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unwritable(monkeypatch, "response.created")
+    async with served(b"ok") as server:
+        response = await respond(server, stream=True)
+        assert await server.num_unfinished() == 0
+    assert response.status_code == 500
+
+
 async def test_a_bug_in_the_middle_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async with served(tokenizer=Undecodable()) as server:
+    async with served(tokenizer=Undecodable(), late_head_ms=0) as server:
         failed = (await stream(server))[-1]
         whole = await respond(server)
     message = "the server failed while serving this request"
