@@ -1,8 +1,8 @@
 #!/bin/sh
 # vllm-router.sh PORT URL...  vllm-router before the servers at URL...; docs/replicas.md compares it with the others.
 # HOST is the address to listen on.  Flags behind the URLs go to vllm-router as they are, and outrank those below.
-# KV_EVENT_MODEL, the model's name, lets it route by what the servers say of their caches: their KV events are at the
-# port of each URL + 1000, and replays at + 2000.
+# KV_EVENT_MODEL, the model's name, lets it route by what the servers say of their caches: their MLX_SERVER_KV_EVENTS are
+# at the port of each URL + 1000, and MLX_SERVER_KV_EVENTS_REPLAY at + 2000.
 port=${1:?vllm-router.sh PORT URL...}
 shift
 set -- --worker-urls "$@"
@@ -16,6 +16,8 @@ if [ -n "${KV_EVENT_MODEL:-}" ]; then
       --kv-event-replay-source "$url=tcp://$host:$((at + 2000))" "$@"
   done
   set -- --policy kv_aware --kv-event-model "$KV_EVENT_MODEL" --kv-event-block-size 32 "$@"
+  # Requests with the same X-Session-Id go to one server, as previous_response_id needs it.
+  set -- --kv-aware-session-affinity-ttl-secs 3600 "$@"
 else
   # By the beginnings of the prompts that it has sent to each.
   set -- --policy cache_aware "$@"

@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final, Self
@@ -44,6 +44,7 @@ class Router(ABC):
 
     folder: for its log (`NAME.log`) and its configuration.
     api_key: of the servers, if they have keys.
+    environment: further variables of its command.
     options: further flags of its command.
 
     Raises:
@@ -61,6 +62,7 @@ class Router(ABC):
         *,
         port: int | None = None,
         api_key: str | None = None,
+        environment: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> None:
         if shutil.which(self.name, path=PATH) is None:
@@ -73,6 +75,7 @@ class Router(ABC):
         self.log: Final = folder / f"{self.name}.log"
         self._folder = folder
         self._api_key = api_key
+        self._environment = {**os.environ, "PATH": PATH, **(environment or {})}
         self._options = list(options)
         self._process: ServerProcess | None = None
 
@@ -92,8 +95,7 @@ class Router(ABC):
         if self.is_running:
             return
         self.kill()
-        environment = {**os.environ, "PATH": PATH}
-        self._process = ServerProcess(self._command(), environment, output=self.log)
+        self._process = ServerProcess(self._command(), self._environment, output=self.log)
 
     def wait_until_ready(self, timeout: float = _START_TIMEOUT) -> None:
         """Wait until it passes requests on to all servers.

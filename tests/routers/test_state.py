@@ -167,6 +167,14 @@ def test_vllm_router_leads_a_session_to_its_server_with_a_policy_for_that(
     assert all(num_finished(replica) > 0 for replica in cluster.replicas)
 
 
+def test_vllm_router_leads_a_session_to_its_server_beside_kv_events(
+    start_cluster: StartCluster,
+) -> None:
+    cluster = start_cluster("vllm-router", kv_event_model="small")
+    each(cluster, "X-Session-Id", goes_on)
+    assert all(num_finished(replica) > 0 for replica in cluster.replicas)
+
+
 def test_vllm_router_finds_a_response_by_its_id(vllm_router: Cluster) -> None:
     """By its policy for prompts it pins nothing: whether a response goes on from another one is chance."""
     each(vllm_router, "X-Session-Id", reads_a_response)
