@@ -4,10 +4,11 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 
@@ -95,7 +96,7 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
         TracingUnavailable: a trace collector is configured, but its packages are not installed.
         BindError: the server cannot listen on the address.
         ModelLoadError: the default model cannot be found or read.
-        _CannotStart: the system allows no child processes.
+        _CannotStart: the system allows no child processes, or events cannot be published.
     """
     keys = client_keys(settings)
     if settings.warm_file is not None:
@@ -103,7 +104,8 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
     with (
         bind(settings.host, settings.port) as sock,
         closing(open_storage(settings)) as storage,
-        _application(settings, manager, storage) as app,
+        _kv_events(settings, manager) as kv_events,
+        _application(settings, manager, storage, kv_events) as app,
     ):
         lines = _load(manager)
         lines += _startup_banner(sock, manager.model_ids, keys, has_page=settings.web)
@@ -130,11 +132,14 @@ def run_batch(settings: Settings, manager: SchedulerManager, paths: BatchPaths) 
 
 @contextmanager
 def _application(
-    settings: Settings, manager: SchedulerManager, storage: Storage
+    settings: Settings,
+    manager: SchedulerManager,
+    storage: Storage,
+    kv_events: Mapping[str, Any] | None = None,
 ) -> Iterator[FastAPI]:
     """Make the app; on leaving the context, close the manager and the tracer."""
     tracer = make_tracer(os.environ)
-    app = create_app(manager, settings, tracer, storage)
+    app = create_app(manager, settings, tracer, storage, kv_events)
     try:
         yield app
     finally:
@@ -143,6 +148,38 @@ def _application(
         app.state.service.images.close()
         if tracer is not None:
             tracer.close()
+
+
+@contextmanager
+def _kv_events(settings: Settings, manager: SchedulerManager) -> Iterator[Mapping[str, Any] | None]:
+    """Publish the events of a manager's prefix cache; return where, None if they are not to be.
+
+    Raises:
+        SettingsError: only the replay has an endpoint.
+        _CannotStart: packages are missing, or an endpoint cannot be used.
+    """
+    if settings.kv_events is None:
+        if settings.kv_events_replay is not None:
+            raise SettingsError(f"{env_name('kv_events_replay')} needs {env_name('kv_events')}")
+        yield None
+        return
+    try:
+        from app.observability.kv_events import CannotPublish, KVEventPublisher
+    except ImportError:
+        message = "the packages for it are not installed: pip install pyzmq msgspec"
+        raise _CannotStart(f"{env_name('kv_events')}: {message}") from None
+    try:
+        publisher = KVEventPublisher(
+            settings.kv_events,
+            settings.kv_events_replay,
+            topic=settings.kv_events_topic,
+            buffer_steps=settings.kv_events_buffer,
+        )
+    except CannotPublish as error:
+        raise _CannotStart(f"{env_name('kv_events')}: {error}") from None
+    with closing(publisher):
+        manager.report_cache(publisher.publish)
+        yield publisher.source
 
 
 def make_manager(settings: Settings, build: Build | None = None) -> SchedulerManager:
@@ -238,6 +275,10 @@ def _security_warnings(settings: Settings) -> Iterator[str]:
     """Yield a warning for each setting that opens the server to others."""
     if not client_keys(settings) and not is_loopback(settings.host):
         yield f"every client that reaches {settings.host} can use this server: there are no API keys"
+    for endpoint in filter(None, (settings.kv_events, settings.kv_events_replay)):
+        parts = urlsplit(endpoint)
+        if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
+            yield f"all that reach {endpoint} can read prompts: it asks for no key"
     if settings.trust_remote_code:
         yield "code that comes with a model is run"
 

@@ -27,6 +27,7 @@ HEADINGS: Final = {
     "data_dir": "Stored data",
     "max_file_mib": "Files and batches",
     "max_images": "Images",
+    "kv_events": "KV events",
     "log_level": "Logging",
 }
 _SERVE: Final = "OpenAI-compatible inference server on MLX."

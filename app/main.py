@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -109,12 +109,14 @@ def create_app(
     settings: Settings | None = None,
     tracer: Tracer | None = None,
     storage: Storage | None = None,
+    kv_events: Mapping[str, Any] | None = None,
 ) -> FastAPI:
     """Return the app that serves the engines of a manager; the caller closes manager, tracer and storage.
 
     settings: None is the default of each setting; the environment is not read.
     tracer: receives the record of each finished request; None traces nothing.
     storage: None keeps everything in memory, whatever the settings say.
+    kv_events: where the events of the prefix cache are published; None if they are not.
     """
 
     def finish(record: RequestRecord) -> None:
@@ -140,6 +142,7 @@ def create_app(
         images=model_images(settings),
         storage=storage,
         warmer=_warmer(settings, manager, batch_runner.services),
+        kv_events=kv_events,
     )
     manager.observe(lambda model_id: Observers(metrics.engines[model_id], service.throughput_log))
     _add_line_endpoints(lines, service)

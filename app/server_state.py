@@ -1,10 +1,10 @@
 """The state that all requests of a server share."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Final
+from typing import Any, Final
 
 from fastapi import Request
 
@@ -74,6 +74,7 @@ class ServerState:
     model_watchers: those that follow the states of the models.
     started: when the server was started, in seconds since the epoch.
     threads: for the blocking work of requests.
+    kv_events: where the events of the prefix cache are published; None if they are not.
     """
 
     manager: SchedulerManager
@@ -94,6 +95,7 @@ class ServerState:
     model_watchers: set[object] = field(default_factory=set)
     started: int = field(default_factory=lambda: int(time()))
     threads: RequestThreads = field(default_factory=RequestThreads)
+    kv_events: Mapping[str, Any] | None = None
 
     @property
     def sealer(self) -> Sealer:

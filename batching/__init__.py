@@ -70,6 +70,13 @@ from batching.inputs.retention import (
 )
 from batching.inputs.sampling_params import DryParams, SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
+from batching.kv_cache.cache_events import (
+    AllBlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    CacheEvent,
+    CacheEventSink,
+)
 from batching.machine import Machine, report_backend, this_machine
 from batching.media.image_decoder import ImageDecoder, Pixels, TooManyPixels, UnreadableImage
 from batching.media.image_processor import ImageProcessor, ProcessorFailed, UnfitImage
@@ -131,10 +138,15 @@ __all__ = [
     "AdapterError",
     "AdapterFile",
     "AdaptersInUse",
+    "AllBlocksCleared",
     "AllowedTokens",
     "AsyncEngine",
     "BackendReport",
+    "BlocksRemoved",
+    "BlocksStored",
     "Build",
+    "CacheEvent",
+    "CacheEventSink",
     "CacheInUse",
     "CheckedFile",
     "Compute",

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from batching.config import DEFAULT_MAX_STALL_MS
 from batching.errors import RequestFailed
+from batching.kv_cache.cache_events import CacheEventSink
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler, StoreLimits
 from batching.scheduling.engine_turns import ALONE, Demand, Turn
@@ -100,6 +101,7 @@ class BatchInferenceEngine:
         self._requests: dict[int, BatchRequest] = {}
         # When requests that wait for the store are looked after in any case; 0 if none do.
         self._next_look = 0.0
+        self._cache_event_sink: CacheEventSink | None = None
 
     @property
     def has_work(self) -> bool:
@@ -117,6 +119,11 @@ class BatchInferenceEngine:
     def will_step(self) -> bool:
         """True if there is a step to run, now or later: the store may be at work, for `LOOK_INTERVAL` at most."""
         return self.has_work or self._scheduler.has_unsaved
+
+    def report_cache(self, sink: CacheEventSink) -> None:
+        """Call `sink` at the end of each step in which blocks that requests share came or went."""
+        self._scheduler.record_cache_events()
+        self._cache_event_sink = sink
 
     def go_on(self) -> None:
         """Record that something was read from the store."""
@@ -187,6 +194,8 @@ class BatchInferenceEngine:
             self._scheduler.block_manager.take_ages(),
             is_idle=not (plan.slices or plan.encodes or plan.restores or plan.adapters),
         )
+        if self._cache_event_sink is not None and (events := self._scheduler.take_cache_events()):
+            self._cache_event_sink(events)
         return outputs
 
     def drain(self) -> None:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, NewType
@@ -176,6 +176,7 @@ class PagedBlockManager:
     comparisons among the blocks with the same parent.
 
     now: seconds on the engine's clock, set by the scheduler; only the ages of `take_ages` depend on it.
+    on_evict: called with the hash of each block that is evicted; None calls nothing.
     """
 
     _EVICTION_SHARE = 1 / 64
@@ -185,6 +186,7 @@ class PagedBlockManager:
         self.blocks = [KVBlock(block_id) for block_id in range(num_blocks)]
         self.num_evictions = 0
         self.now = 0.0
+        self.on_evict: Callable[[BlockHash], None] | None = None
         self._ages = BlockAgeRecorder()
         self._eviction_batch = max(1, int(num_blocks * self._EVICTION_SHARE))
         self._empty = FreeRuns(num_blocks)
@@ -369,6 +371,8 @@ class PagedBlockManager:
             block = self.blocks[block_id]
             assert block.block_hash is not None
             del self._by_hash[block.block_hash]
+            if self.on_evict is not None:
+                self.on_evict(block.block_hash)
             block.block_hash = None
             block.is_retained = False
             self._forget_beginning(block)

@@ -8,6 +8,7 @@ from batching.admission.admission_queue import AdmissionQueue
 from batching.config import SchedulerConfig
 from batching.inputs.images import Span, Spans
 from batching.inputs.sampling_params import SamplingParams
+from batching.kv_cache.cache_events import CacheEvent, CacheEventLog
 from batching.kv_cache.manager import KVCacheManager
 from batching.kv_cache.stored_blocks import StoredBlocks
 from batching.request import BatchRequest, RequestStatus
@@ -103,6 +104,14 @@ class ContinuousBatchingScheduler:
     def plan_saves(self) -> StepPlan:
         """Return a step that stores some of what is left, each once, and does nothing else but the copies that are due."""
         return self._plan_of((), ())
+
+    def record_cache_events(self) -> None:
+        """Record from now on what becomes of shared blocks, for `take_cache_events`."""
+        self._kv.events = CacheEventLog(self.block_manager)
+
+    def take_cache_events(self) -> Sequence[CacheEvent]:
+        """Return what became of shared blocks since the last call."""
+        return () if self._kv.events is None else self._kv.events.take()
 
     def stats(self) -> SchedulerStats:
         blocks, prefix_cache = self.block_manager, self._kv.prefix_cache

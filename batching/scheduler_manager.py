@@ -25,6 +25,7 @@ from batching.errors import (
     ModelLoadError,
     ModelNotFound,
 )
+from batching.kv_cache.cache_events import CacheEventSink
 from batching.models.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
 from batching.models.lease import Lease, LeaseRequest
 from batching.models.listeners import Listeners
@@ -84,6 +85,7 @@ class SchedulerManager:
         self._clock = clock
         self._thread = MLXThread(clock)
         self._observer_of: Callable[[str], EngineObserver] = lambda _: Observers()
+        self._cache_event_sink: CacheEventSink | None = None
         # Guards all that follows, which any thread may change.
         self._lock = threading.RLock()
         self._residency = Residency(_NO_LIMIT if capacity is None else capacity, min_resident)
@@ -244,6 +246,13 @@ class SchedulerManager:
         for model_id, engine in self._engines.items():
             engine.observer = observer_of(model_id)
 
+    def report_cache(self, sink: CacheEventSink) -> None:
+        """Tell `sink` of the blocks of the default model that requests share; to be called before it is loaded.
+
+        Events name no model, so that those of a second one could not be told from them.
+        """
+        self._cache_event_sink = sink
+
     def close(self, timeout: float | None = None) -> None:
         """End all engines, waiting up to `timeout` seconds; open streams get EngineClosed."""
         with self._lock:
@@ -294,7 +303,7 @@ class SchedulerManager:
         # Where nothing is known of its size, its load sees what is free.
         config = replace(self._models[model_id].config, memory_budget=num_bytes or None)
         engine = AsyncEngine(
-            partial(self._build, config), self._thread, step_timeout=config.step_timeout
+            self._builder(model_id, config), self._thread, step_timeout=config.step_timeout
         )
         engine.observer = self._observer_of(model_id)
         try:
@@ -304,6 +313,13 @@ class SchedulerManager:
             return
         self._loads[model_id] = load
         load.future.add_done_callback(lambda _: self._load_ended(model_id, engine))
+
+    def _builder(self, model_id: str, config: EngineConfig) -> Callable[[LoadSlices], LoadedEngine]:
+        build = partial(self._build, config)
+        sink = self._cache_event_sink
+        if sink is None or model_id != self.model_ids[0]:
+            return build
+        return lambda slices: build(slices).reporting(sink)
 
     def _load_ended(self, model_id: str, engine: AsyncEngine) -> None:
         with self._lock:

@@ -60,4 +60,5 @@ def _line(field: str, faults: list[ErrorDetails]) -> str:
 
 
 def _limit(fault: ErrorDetails) -> str:
-    return fault["msg"].removeprefix("Input should be ").partition(", unable to")[0]
+    text = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return text.partition(", unable to")[0]

@@ -19,6 +19,12 @@ from app.settings.names import ENV_PREFIX, env_name, rename_former
 # It becomes part of a header: a host has no blank, `;`, `,` or `*`.
 _ORIGIN: Final = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
+# An address of ZeroMQ's; the host may be an interface, and `*` is all addresses, or any free port.
+_MAX_PORT: Final = 65_535
+_ENDPOINT: Final = re.compile(
+    r"tcp://(?:\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):(?:([0-9]{1,5})|\*)|ipc://.+"
+)
+
 
 class Settings(EngineSettings):
     """All settings of the server, validated.
@@ -231,6 +237,20 @@ class Settings(EngineSettings):
         allow_inf_nan=False,
         description="Seconds within which an image of a URL must be loaded.",
     )
+    kv_events: str | None = Field(
+        default=None,
+        description="Endpoint at which changes of the default model's prefix cache are published for routers, as vLLM "
+        "does, like `tcp://127.0.0.1:5557`: all that reach it can read prompts. Empty publishes nothing. It needs the "
+        "extra `kv-events`.",
+    )
+    kv_events_replay: str | None = Field(
+        default=None,
+        description="Endpoint at which they can be asked for what they have missed. Empty is none.",
+    )
+    kv_events_topic: str = Field(default="", description="Topic of the messages with these events.")
+    kv_events_buffer: int = Field(
+        default=10_000, ge=1, description="Most messages that are kept for those who ask."
+    )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         default="info", description="Least severe messages to log."
     )
@@ -290,11 +310,22 @@ class Settings(EngineSettings):
             raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
-    def _prompts_can_be_warmed(self) -> Self:
-        if self.warm_file is not None and not self.enable_prefix_cache:
-            names = env_name("warm_file"), env_name("enable_prefix_cache")
-            raise ValueError(f"{names[0]} needs {names[1]}")
+    def _has_a_prefix_cache(self) -> Self:
+        for field in ("warm_file", "kv_events"):
+            if getattr(self, field) is not None and not self.enable_prefix_cache:
+                raise ValueError(f"{env_name(field)} needs {env_name('enable_prefix_cache')}")
         return self
+
+    @field_validator("kv_events", "kv_events_replay")
+    @classmethod
+    def _is_endpoint(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        found = _ENDPOINT.fullmatch(text)
+        # ZeroMQ would take a larger port modulo 65,536.
+        if found is None or int(found[1] or 0) > _MAX_PORT:
+            raise ValueError("an endpoint like tcp://127.0.0.1:5557")
+        return text
 
     @field_validator("mcp_origins")
     @classmethod

@@ -1,11 +1,12 @@
 """An engine together with the description of its model."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_store.store import BlockStore
 from batching.engine.memory_use import NO_MEMORY, MemoryUse
+from batching.kv_cache.cache_events import AllBlocksCleared, CacheEventSink
 from batching.model_info import ModelInfo
 
 
@@ -25,3 +26,18 @@ class LoadedEngine:
     memory: MemoryUse = NO_MEMORY
     close: Callable[[], None] = lambda: None
     store: BlockStore | None = None
+
+    def reporting(self, sink: CacheEventSink) -> "LoadedEngine":
+        """Return the same, which tells `sink` of shared blocks, and at its end that there are none.
+
+        It begins with that, too, for those who know the blocks of a process that was killed.
+        """
+        self.engine.report_cache(sink)
+        sink([AllBlocksCleared()])
+        close = self.close
+
+        def close_and_tell() -> None:
+            sink([AllBlocksCleared()])
+            close()
+
+        return replace(self, close=close_and_tell)

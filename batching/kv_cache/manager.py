@@ -13,6 +13,7 @@ from batching.block_manager import (
     PagedBlockManager,
 )
 from batching.config import SchedulerConfig
+from batching.kv_cache.cache_events import CacheEventLog
 from batching.kv_cache.partial_blocks import PartialBlocks, PartialHit
 from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
 from batching.kv_cache.retained_prefixes import RetainedPrefixes
@@ -55,11 +56,13 @@ class KVCacheManager:
     store: what is to be stored, and restored; None without a store, or a prefix cache.
     retained: what requests ask to be evicted last; all can be, so that no request waits for it.
     adapters: the slots of adapters, of which each request with one holds one, too.
+    events: what becomes of shared blocks, for others to route requests by; None records nothing.
     """
 
     def __init__(self, config: SchedulerConfig, stored: StoredBlocks | None = None) -> None:
         self.block_manager = PagedBlockManager(config.num_blocks, config.block_size)
         self.prefix_cache = PrefixCache(self.block_manager)
+        self.events: CacheEventLog | None = None
         self._copies: list[BlockCopy] = []
         self.adapters = AdapterSlots(config.max_adapters)
         self.states: StateSlots | None = None
@@ -312,6 +315,8 @@ class KVCacheManager:
     def forget_cached(self) -> None:
         """Make all blocks unfindable, since their contents are lost after a failed step, as are adapters."""
         self.adapters.forget()
+        if self.events is not None:
+            self.events.clear()
         self.block_manager.forget_cached()
         self.retained.forget()
         if self.windows is not None:
@@ -327,6 +332,8 @@ class KVCacheManager:
         if self.partials is not None:
             contents = request.contents(range(first, stop), self.block_manager.block_size)
         self.prefix_cache.insert(hashes, request.block_table, first, stop, contents)
+        if self.events is not None and first < stop:
+            self.events.store(request, hashes, first, stop)
 
     def _is_there(self, hit: PartialHit) -> bool:
         """Return False if the block to copy was evicted to make room for the very request."""

@@ -1,25 +1,27 @@
 #!/bin/sh
 # vllm-router.sh PORT URL...  vllm-router before the servers at URL...; docs/replicas.md compares it with the others.
-# HOST is the address to listen on.  What follows the URLs and begins with -- goes to vllm-router as it is.
-# KV_EVENT_MODEL, the model's name, lets it route by what the servers say of their caches: their KV events are at the
-# port of each URL + 1000, and replays at + 2000.
+# HOST is the address to listen on.  Flags behind the URLs go to vllm-router as they are, and outrank those below.
+# KV_EVENT_MODEL, the model's name, lets it route by what the servers say of their caches: their MLX_SERVER_KV_EVENTS are
+# at the port of each URL + 1000, and MLX_SERVER_KV_EVENTS_REPLAY at + 2000.
 port=${1:?vllm-router.sh PORT URL...}
 shift
+set -- --worker-urls "$@"
 if [ -n "${KV_EVENT_MODEL:-}" ]; then
   for url in "$@"; do
     case $url in http://*) ;; *) continue ;; esac
     host=${url#http://}
     host=${host%:*}
     at=${url##*:}
-    set -- "$@" --kv-event-source "$url=tcp://$host:$((at + 1000))" \
-      --kv-event-replay-source "$url=tcp://$host:$((at + 2000))"
+    set -- --kv-event-source "$url=tcp://$host:$((at + 1000))" \
+      --kv-event-replay-source "$url=tcp://$host:$((at + 2000))" "$@"
   done
-  set -- "$@" --policy kv_aware --kv-event-model "$KV_EVENT_MODEL" --kv-event-block-size 32
+  set -- --policy kv_aware --kv-event-model "$KV_EVENT_MODEL" --kv-event-block-size 32 "$@"
+  # Requests with the same X-Session-Id go to one server, as previous_response_id needs it.
+  set -- --kv-aware-session-affinity-ttl-secs 3600 "$@"
 else
   # By the beginnings of the prompts that it has sent to each.
-  set -- "$@" --policy cache_aware
+  set -- --policy cache_aware "$@"
 fi
-set -- --worker-urls "$@"
 set -- --health-check-endpoint /ready "$@"
 # A server that is gone is left out after two failures, not ten, and tried again after 5 seconds, not 60.
 set -- --cb-failure-threshold 2 --cb-success-threshold 1 --cb-timeout-duration-secs 5 "$@"

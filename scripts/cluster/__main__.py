@@ -53,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         "--data", type=Path, metavar="FOLDER", help="for stored data and logs, which end otherwise"
     )
     parser.add_argument(
+        "--kv-event-model",
+        metavar="NAME",
+        help="have vllm-router go by what the servers publish of their caches of this model",
+    )
+    parser.add_argument(
         "options", nargs="*", metavar="OPTION", help="behind --: further flags of the router"
     )
     return parser
@@ -85,6 +90,7 @@ def _cluster(args: argparse.Namespace, folder: Path) -> Cluster:
         folder,
         router=args.router,
         settings=environment_settings(),
+        kv_event_model=args.kv_event_model,
         options=args.options,
         port=args.port,
     )

@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final, Self
@@ -22,7 +22,7 @@ FILES: Final = ROOT / "deploy" / "routers"
 _START_TIMEOUT: Final = 60.0
 _CALL_TIMEOUT: Final = 10.0
 # HAProxy is where only root's PATH leads.
-_PATH: Final = os.pathsep.join(
+PATH: Final = os.pathsep.join(
     [
         str(Path(sys.executable).parent),
         str(ROOT / ".venv-routers" / "bin"),
@@ -43,6 +43,8 @@ class Router(ABC):
     """A router's process before the servers at some URLs.
 
     folder: for its log (`NAME.log`) and its configuration.
+    api_key: of the servers, if they have keys.
+    environment: further variables of its command.
     options: further flags of its command.
 
     Raises:
@@ -59,9 +61,11 @@ class Router(ABC):
         folder: Path,
         *,
         port: int | None = None,
+        api_key: str | None = None,
+        environment: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        if shutil.which(self.name, path=_PATH) is None:
+        if shutil.which(self.name, path=PATH) is None:
             raise NotInstalled(self.name, self.remedy)
         if port and not is_free(port):
             raise PortInUse(port)
@@ -70,6 +74,8 @@ class Router(ABC):
         self.url: Final = f"http://{HOST}:{self.port}"
         self.log: Final = folder / f"{self.name}.log"
         self._folder = folder
+        self._api_key = api_key
+        self._environment = {**os.environ, "PATH": PATH, **(environment or {})}
         self._options = list(options)
         self._process: ServerProcess | None = None
 
@@ -89,8 +95,7 @@ class Router(ABC):
         if self.is_running:
             return
         self.kill()
-        environment = {**os.environ, "PATH": _PATH}
-        self._process = ServerProcess(self._command(), environment, output=self.log)
+        self._process = ServerProcess(self._command(), self._environment, output=self.log)
 
     def wait_until_ready(self, timeout: float = _START_TIMEOUT) -> None:
         """Wait until it passes requests on to all servers.
@@ -147,8 +152,14 @@ class Router(ABC):
         return workers
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         response = httpx.request(
-            method, self.url + path, timeout=_CALL_TIMEOUT, trust_env=False, **arguments
+            method,
+            self.url + path,
+            headers=headers,
+            timeout=_CALL_TIMEOUT,
+            trust_env=False,
+            **arguments,
         )
         return response.raise_for_status()
 
@@ -172,7 +183,9 @@ class Smg(Router):
         self.wait_until_ready()
 
     def _command(self) -> list[str]:
-        return self._script("smg.sh")
+        # Of clients it then takes the same one.
+        key = ["--api-key", self._api_key] if self._api_key else []
+        return [*self._script("smg.sh"), *key]
 
     def _healthy(self) -> set[str]:
         return {worker["url"] for worker in self._workers() if worker["is_healthy"]}

@@ -45,7 +45,7 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
     headings = re.findall(r"^(\w.*):$", out, re.MULTILINE)
     assert headings[:2] == ["options", "Model"]
     # Each stands above a setting.
-    assert len(headings) == 13
+    assert len(headings) == 14
     assert len(re.findall(r"^  --", out, re.MULTILINE)) == len(Settings.model_fields) + 1
 
 
@@ -54,6 +54,22 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
     [
         (["--prot=1"], "mlx-batch-server: unknown flag --prot; did you mean --port?\n"),
         (["--port=x"], "--port must be a valid integer, not 'x'\n"),
+        (
+            ["--kv-events=tcp://127.0.0.1:65536"],
+            "--kv-events must be an endpoint like tcp://127.0.0.1:5557, not 'tcp://127.0.0.1:65536'\n",
+        ),
+        (
+            ["--kv-events=tcp://127.0.0.1"],
+            "--kv-events must be an endpoint like tcp://127.0.0.1:5557, not 'tcp://127.0.0.1'\n",
+        ),
+        (
+            ["--kv-events-replay=ipc://a", "--port=0", "--data-dir={here}"],
+            "--kv-events-replay needs MLX_SERVER_KV_EVENTS\n",
+        ),
+        (
+            ["--kv-events=ipc://a", "--enable-prefix-cache=false"],
+            "--kv-events needs --enable-prefix-cache\n",
+        ),
         # One rule over two settings, of which one comes by flag.
         (
             ["--max-num-batched-tokens=4"],

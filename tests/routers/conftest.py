@@ -37,16 +37,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start_cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
     """Return what starts a cluster of the small model and waits until it routes.
 
-    It takes a router's name, and of `Cluster` the `options`; all else are settings of the replicas.
+    It takes a router's name, and of `Cluster` `options` and `kv_event_model`; all else are settings of the replicas.
     """
     with ExitStack() as stack:
 
         def start(
-            router: str, *, num_replicas: int = 2, options: tuple[str, ...] = (), **settings: str
+            router: str,
+            *,
+            num_replicas: int = 2,
+            options: tuple[str, ...] = (),
+            kv_event_model: str | None = None,
+            **settings: str,
         ) -> Cluster:
             folder = tmp_path_factory.mktemp(router)
             settings = {"model": str(model), "cpu_threads": "1", **settings}
-            made = Cluster(num_replicas, folder, router=router, settings=settings, options=options)
+            made = Cluster(
+                num_replicas,
+                folder,
+                router=router,
+                settings=settings,
+                kv_event_model=kv_event_model,
+                options=options,
+            )
             cluster = stack.enter_context(made)
             cluster.start()
             cluster.wait_until_ready()

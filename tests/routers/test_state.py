@@ -158,8 +158,25 @@ def test_smg_does_not_know_the_path(smg: Cluster, path: str) -> None:
     assert httpx.post(smg.url + path, json={}).status_code == 404
 
 
+def test_vllm_router_leads_a_session_to_its_server_with_a_policy_for_that(
+    start_cluster: StartCluster,
+) -> None:
+    cluster = start_cluster("vllm-router", options=("--policy", "sticky_least_loaded"))
+    for story in (goes_on, reads_a_response, goes_on_in_a_conversation):
+        each(cluster, "X-Session-Id", story)
+    assert all(num_finished(replica) > 0 for replica in cluster.replicas)
+
+
+def test_vllm_router_leads_a_session_to_its_server_beside_kv_events(
+    start_cluster: StartCluster,
+) -> None:
+    cluster = start_cluster("vllm-router", kv_event_model="small")
+    each(cluster, "X-Session-Id", goes_on)
+    assert all(num_finished(replica) > 0 for replica in cluster.replicas)
+
+
 def test_vllm_router_finds_a_response_by_its_id(vllm_router: Cluster) -> None:
-    """It pins nothing else, with no policy and header: a response goes on from another one by chance."""
+    """By its policy for prompts it pins nothing: whether a response goes on from another one is chance."""
     each(vllm_router, "X-Session-Id", reads_a_response)
     assert all(num_finished(replica) > 0 for replica in vllm_router.replicas)
 

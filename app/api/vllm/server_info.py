@@ -1,4 +1,4 @@
-"""`GET /version` and `GET /load`, which balancers and tools of vLLM ask."""
+"""`GET /version`, `/load` and `/kv_event_sources`, which balancers and tools of vLLM ask."""
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -20,6 +20,21 @@ class ServerLoad(BaseModel):
     server_load: int
 
 
+class KVEventSource(BaseModel):
+    """Where the events of the prefix cache are published, with vLLM's names.
+
+    `buffer_steps` is how many messages are kept for `replay_endpoint`, `hwm` how many a slow subscriber may be behind.
+    """
+
+    publisher: str
+    enable_kv_cache_events: bool
+    endpoint: str
+    replay_endpoint: str | None
+    buffer_steps: int
+    hwm: int
+    topic: str
+
+
 @router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def get_version() -> ServerVersion:
@@ -32,3 +47,10 @@ async def get_version() -> ServerVersion:
 async def get_load(request: Request) -> ServerLoad:
     """Return how much the server has to do."""
     return ServerLoad(server_load=server_state(request).admission.num_requests)
+
+
+@router.get("/kv_event_sources")
+async def get_kv_event_sources(request: Request) -> dict[str, KVEventSource]:
+    """Return where events of the prefix cache are published, by rank; nothing if they are not."""
+    source = server_state(request).kv_events
+    return {} if source is None else {"0": KVEventSource.model_validate(source)}
