@@ -105,7 +105,7 @@ class Cluster:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use; not on a Mac, of which all are its own."""
+    """Return how many cores this process may use; on a Mac, how many there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -116,12 +116,9 @@ class Router(ABC):
             raise ServerFailed(f"{self.name}: {self._process.log.strip()}")
         return self.healthy() == set(self.urls)
 
+    @abstractmethod
     def healthy(self) -> set[str]:
         """Return the URLs that it sends requests to now; none if it does not answer."""
-        try:
-            return self._healthy()
-        except httpx.HTTPError:
-            return set()
 
     def stop(self) -> int | None:
         return self._process.stop() if self._process else None
@@ -129,23 +126,41 @@ class Router(ABC):
     def kill(self) -> int | None:
         return self._process.kill() if self._process else None
 
-    @abstractmethod
     def join(self, url: str) -> None:
-        """Have it route to one more server."""
+        """Have it route to one more server, and wait until it does."""
+        self.urls.append(url)
+        self._join(url)
+        self.wait_until_ready()
 
-    @abstractmethod
     def leave(self, url: str) -> None:
         """Have it send a server no more requests; those in flight go on."""
+        self.urls.remove(url)
+        self._leave(url)
+        self.wait_until_ready()
 
     @abstractmethod
     def _command(self) -> list[str]: ...
 
     @abstractmethod
-    def _healthy(self) -> set[str]: ...
+    def _join(self, url: str) -> None: ...
 
-    def _script(self, name: str) -> list[str]:
+    @abstractmethod
+    def _leave(self, url: str) -> None: ...
+
+
+class _WithWorkers(Router):
+    """A router with a script in deploy/, whose `GET /workers` lists the servers."""
+
+    def _command(self) -> list[str]:
+        script = str(FILES / f"{self.name}.sh")
         metrics = ["--prometheus-port", str(free_port())]
-        return [str(FILES / name), str(self.port), *self.urls, *metrics, *self._options]
+        return [script, str(self.port), *self.urls, *metrics, *self._options]
+
+    def healthy(self) -> set[str]:
+        try:
+            return {worker["url"] for worker in self._workers() if worker["is_healthy"]}
+        except httpx.HTTPError:
+            return set()
 
     def _workers(self) -> list[dict[str, Any]]:
         workers: list[dict[str, Any]] = self._call("GET", "/workers").json()["workers"]
@@ -164,53 +179,38 @@ class Router(ABC):
         return response.raise_for_status()
 
 
-class Smg(Router):
+class Smg(_WithWorkers):
     """smg: `POST /workers` and `DELETE /workers/ID` while it runs."""
 
     name = "smg"
 
-    def join(self, url: str) -> None:
-        # One that has left is there until its requests have ended.
-        wait_until(lambda: all(w["url"] != url for w in self._workers()), f"{url} still leaves")
-        self._call("POST", "/workers", json={"url": url})
-        self.urls.append(url)
-        self.wait_until_ready()
-
-    def leave(self, url: str) -> None:
-        [worker] = [worker for worker in self._workers() if worker["url"] == url]
-        self._call("DELETE", f"/workers/{worker['id']}")
-        self.urls.remove(url)
-        self.wait_until_ready()
-
     def _command(self) -> list[str]:
         # Of clients it then takes the same one.
         key = ["--api-key", self._api_key] if self._api_key else []
-        return [*self._script("smg.sh"), *key]
+        return [*super()._command(), *key]
 
-    def _healthy(self) -> set[str]:
-        return {worker["url"] for worker in self._workers() if worker["is_healthy"]}
+    def _join(self, url: str) -> None:
+        # One that has left is there until its requests have ended.
+        wait_until(lambda: url not in self._ids(), f"{url} still leaves")
+        self._call("POST", "/workers", json={"url": url})
+
+    def _leave(self, url: str) -> None:
+        self._call("DELETE", f"/workers/{self._ids()[url]}")
+
+    def _ids(self) -> dict[str, str]:
+        return {worker["url"]: worker["id"] for worker in self._workers()}
 
 
-class VllmRouter(Router):
+class VllmRouter(_WithWorkers):
     """vllm-router: `POST /add_worker` and `POST /remove_worker` while it runs."""
 
     name = "vllm-router"
 
-    def join(self, url: str) -> None:
+    def _join(self, url: str) -> None:
         self._call("POST", "/add_worker", params={"url": url})
-        self.urls.append(url)
-        self.wait_until_ready()
 
-    def leave(self, url: str) -> None:
+    def _leave(self, url: str) -> None:
         self._call("POST", "/remove_worker", params={"url": url})
-        self.urls.remove(url)
-        self.wait_until_ready()
-
-    def _command(self) -> list[str]:
-        return self._script("vllm-router.sh")
-
-    def _healthy(self) -> set[str]:
-        return {worker["url"] for worker in self._workers() if worker["is_healthy"]}
 
 
 class HAProxy(Router):
@@ -224,12 +224,10 @@ class HAProxy(Router):
         # Beside the log its path could be longer than a socket's may be.
         self._sockets = TemporaryDirectory()
 
-    def join(self, url: str) -> None:
-        self.urls.append(url)
+    def _join(self, url: str) -> None:
         self._reload()
 
-    def leave(self, url: str) -> None:
-        self.urls.remove(url)
+    def _leave(self, url: str) -> None:
         self._reload()
 
     def _command(self) -> list[str]:
@@ -265,14 +263,13 @@ class HAProxy(Router):
         before = self._worker()
         self._ask("reload")
         wait_until(lambda: self._worker() not in (None, before), f"no reload: {self.log}")
-        self.wait_until_ready()
 
     def _worker(self) -> str | None:
         """Return the id of the process that takes connections."""
         found = re.search(r"^(\d+)\s+worker", self._ask("show proc"), re.MULTILINE)
         return found[1] if found else None
 
-    def _healthy(self) -> set[str]:
+    def healthy(self) -> set[str]:
         rows = csv.DictReader(self._ask("@1 show stat").splitlines())
         # Of those that track another one it is `no check`.
         return {

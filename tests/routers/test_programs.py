@@ -42,12 +42,12 @@ def test_haproxy_takes_its_file() -> None:
     output("haproxy", "-c", "-f", str(FILES / "haproxy.cfg"))
 
 
-def test_smg_has_the_paths_of_the_probes(start_cluster: StartCluster) -> None:
+def test_smg_has_the_paths_of_the_probes(shared_cluster: StartCluster) -> None:
     """They need no key, also where all else does."""
     text = (ROOT / "deploy" / "kubernetes" / "router.yaml").read_text(encoding="utf-8")
     paths = re.findall(r"httpGet: { path: (\S+),", text)
     assert len(paths) == 2
-    cluster = start_cluster("smg")
+    cluster = shared_cluster("smg")
     assert [httpx.get(cluster.url + path).status_code for path in paths] == [200, 200]
 
 

@@ -105,19 +105,19 @@ def num_finished(replica: Replica) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in counts)
 
 
-@pytest.fixture(scope="module")
-def haproxy(start_cluster: StartCluster) -> Cluster:
-    return start_cluster("haproxy")
+@pytest.fixture
+def haproxy(shared_cluster: StartCluster) -> Cluster:
+    return shared_cluster("haproxy")
 
 
-@pytest.fixture(scope="module")
-def smg(start_cluster: StartCluster) -> Cluster:
-    return start_cluster("smg")
+@pytest.fixture
+def smg(shared_cluster: StartCluster) -> Cluster:
+    return shared_cluster("smg")
 
 
-@pytest.fixture(scope="module")
-def vllm_router(start_cluster: StartCluster) -> Cluster:
-    return start_cluster("vllm-router")
+@pytest.fixture
+def vllm_router(shared_cluster: StartCluster) -> Cluster:
+    return shared_cluster("vllm-router")
 
 
 @pytest.mark.parametrize("story", STORIES)

@@ -12,7 +12,7 @@ from scripts.cluster.__main__ import main
 from scripts.cluster.cluster import num_cores
 from scripts.cluster.ports import HOST, free_port, is_free
 from scripts.cluster.replica import Replica, share_signing_key
-from scripts.server_process import ServerFailed
+from scripts.server_process import ServerFailed, environment_settings
 from tests.support.small_model import small_model
 
 
@@ -23,8 +23,10 @@ def used_port() -> Iterator[int]:
 
 
 @pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """Give back the signals that the command takes."""
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep the developer's own variables out, and give back the signals that the command takes."""
+    for name in environment_settings():
+        monkeypatch.delenv(f"MLX_SERVER_{name.upper()}", raising=False)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -104,3 +106,26 @@ def test_a_number_that_makes_no_sense_is_rejected(
     with pytest.raises(SystemExit, match="2"):
         main([f"--replicas={number}"])
     assert f"'{number}' is not a number of at least 1" in capsys.readouterr().err
+
+
+def test_a_port_that_does_not_exist_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--port=70000"])
+    assert "'70000' is no port: they end at 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("MLX_SERVER_PORT", "MLX_SERVER_PORT is each server's own; see --port"),
+        ("MLX_SERVER_DATA_DIR", "MLX_SERVER_DATA_DIR is each server's own; see --data"),
+        ("MLX_SERVER_API_KEYS_FILE", "smg needs one of the servers' keys: set MLX_SERVER_API_KEYS"),
+    ],
+)
+def test_a_setting_that_all_servers_cannot_have_is_rejected(
+    name: str, fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "8001")
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert capsys.readouterr().err.endswith(f"error: {fault}\n")
