@@ -34,6 +34,7 @@ TRIES_TWO: Final = {"haproxy"}
 # Seconds within which a request is answered that waits for no server which has stopped: it takes two at most, and
 # routers find out within six.
 BOUND: Final = 30.0
+# By all tests of a router.
 NUM_KILLS: Final = 10
 _POLL_INTERVAL: Final = 0.05
 _NUM_POLLS: Final = 4
@@ -138,9 +139,7 @@ def faults(
         environment.setenv("SERVER_PYTHON", str(scripted_python(folder)))
         cluster = start_cluster(request.param, num_replicas=3, models=f"slow={folder / 'slow'}")
     with cluster:
-        faults = Faults(cluster, folder)
-        yield faults
-        assert faults.num_kills >= NUM_KILLS
+        yield Faults(cluster, folder)
 
 
 @pytest.fixture(autouse=True)
@@ -253,3 +252,7 @@ def test_a_server_stops_answering(faults: Faults) -> None:
     check_cut(faults, [stream.answer() for stream in streams], counted(30))
     check([ask.answer() for ask in at_once], "one")
     stopped.resume()
+
+
+def test_these_were_many_kills(faults: Faults) -> None:
+    assert faults.num_kills >= NUM_KILLS

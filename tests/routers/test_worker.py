@@ -34,8 +34,8 @@ def test_vllm_router_finds_prefixes_by_the_tokens_of_a_server(start_cluster: Sta
     assert decisions == {"prefix_miss": 2, "prefix_hit": 4}
 
 
-def test_smg_knows_the_model_of_its_servers(start_cluster: StartCluster) -> None:
-    cluster = start_cluster("smg")
+def test_smg_knows_the_model_of_its_servers(shared_cluster: StartCluster) -> None:
+    cluster = shared_cluster("smg")
     listed = httpx.get(f"{cluster.url}/v1/models", timeout=TIMEOUT).json()["data"]
     assert [model["id"] for model in listed] == ["small"]
     workers = httpx.get(f"{cluster.url}/workers", timeout=TIMEOUT).json()["workers"]
