@@ -28,11 +28,15 @@ GROUPED: Final = re.compile(r"by \(([^)]*)\)")
 
 
 def read_yaml(path: str) -> Any:
-    return yaml.safe_load((DOCKER / path).read_text(encoding="utf-8"))
+    return yaml.safe_load(read(path))
+
+
+def read(path: str) -> str:
+    return (DOCKER / path).read_text(encoding="utf-8")
 
 
 def dockerfile_lines() -> list[str]:
-    return (DOCKER / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    return read("Dockerfile").splitlines()
 
 
 def services() -> dict[str, Any]:
@@ -77,8 +81,8 @@ def labels_by_name() -> dict[str, set[str]]:
 
 
 def test_every_published_port_is_on_this_machine_only() -> None:
-    ports = [port for service in services().values() for port in service["ports"]]
-    assert len(ports) == 3
+    ports = [port for service in services().values() for port in service.get("ports", [])]
+    assert len(ports) == 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
@@ -101,12 +105,47 @@ def test_every_image_is_pinned() -> None:
     assert all(re.fullmatch(r"[\w/-]+:v?\d+\.\d+\.\d+", image) for image in images)
 
 
-def test_monitoring_is_optional() -> None:
+def test_all_but_the_server_is_optional() -> None:
     profiles = {name: service.get("profiles") for name, service in services().items()}
-    assert profiles == {"server": None, "prometheus": ["monitoring"], "grafana": ["monitoring"]}
+    optional = {
+        "cluster": ["replica-1", "replica-2", "signing-key", "router"],
+        "monitoring": ["prometheus", "grafana"],
+    }
+    named = {name: [profile] for profile, names in optional.items() for name in names}
+    assert profiles == {"server": None, **named}
 
 
-@pytest.mark.parametrize("service", ["server", "prometheus", "grafana"])
+def test_the_router_is_sent_to_every_replica() -> None:
+    replicas = [name for name in services() if name.startswith("replica-")]
+    [command] = re.findall(r"^CMD (\[.*\])$", read("router.Dockerfile"), re.MULTILINE)
+    assert json.loads(command)[2:] == [f"http://{name}:8000" for name in replicas]
+    assert services()["router"]["depends_on"] == replicas
+
+
+def test_replicas_have_data_of_their_own_and_one_key() -> None:
+    made = mounts("signing-key")
+    folders = [mounts(name) for name in services() if name.startswith("replica-")]
+    data = services()["replica-1"]["environment"]["MLX_SERVER_DATA_DIR"]
+    assert {folder[data] for folder in folders} == set(made.values())
+    assert len(set(made.values())) == len(folders) == 2
+    [script] = services()["signing-key"]["command"][2:]
+    assert all(f"{place}/signing.key" in script for place in made)
+
+
+def test_the_image_of_the_router_is_built_from_existing_files() -> None:
+    copied = [
+        line.split()[1:-1] for line in read("router.Dockerfile").splitlines() if "COPY " in line
+    ]
+    sources = [source for sources in copied for source in sources]
+    assert len(sources) == 3
+    assert all((ROOT / source).exists() for source in sources)
+    passed = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines()]
+    assert all(any(Path(source).is_relative_to(p) for p in passed if p) for source in sources)
+
+
+@pytest.mark.parametrize(
+    "service", ["server", "replica-1", "replica-2", "signing-key", "prometheus", "grafana"]
+)
 def test_what_is_mounted_is_there(service: str) -> None:
     volumes = read_yaml("compose.yaml")["volumes"]
     for source in mounts(service).values():
@@ -151,7 +190,8 @@ def test_prometheus_shows_a_key_where_there_is_one() -> None:
 
 def test_every_variable_of_the_server_is_a_setting() -> None:
     names = {f"MLX_SERVER_{field}".upper() for field in Settings.model_fields}
-    assert services()["server"]["environment"].keys() <= names
+    for service in ("server", "replica-1"):
+        assert services()[service]["environment"].keys() <= names
 
 
 def test_grafana_finds_prometheus() -> None:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # smg.sh PORT URL...  smg before the servers at URL...: the default.  docs/replicas.md compares it with the others.
-# HOST is the address to listen on.  Whatever follows the URLs and begins with -- goes to smg as it is.
+# HOST is the address to listen on.  Flags behind the URLs go to smg as they are, and outrank those below.
 port=${1:?smg.sh PORT URL...}
 shift
 set -- --worker-urls "$@"

@@ -1,16 +1,33 @@
 #!/bin/sh
-# vllm-router.sh PORT URL...  vllm-router before the servers at URL...: for clients' own keys, which it passes on.
-# HOST is the address to listen on.  Whatever follows the URLs and begins with -- goes to vllm-router as it is.
+# vllm-router.sh PORT URL...  vllm-router before the servers at URL...; docs/replicas.md compares it with the others.
+# HOST is the address to listen on.  Flags behind the URLs go to vllm-router as they are, and outrank those below.
+# KV_EVENT_MODEL, the model's name, lets it route by what the servers say of their caches: their MLX_SERVER_KV_EVENTS are
+# at the port of each URL + 1000, and MLX_SERVER_KV_EVENTS_REPLAY at + 2000.
 port=${1:?vllm-router.sh PORT URL...}
 shift
 set -- --worker-urls "$@"
-# By a tree of the prompts' tokens, for which it asks the servers.
-set -- --policy cache_aware "$@"
+if [ -n "${KV_EVENT_MODEL:-}" ]; then
+  for url in "$@"; do
+    case $url in http://*) ;; *) continue ;; esac
+    host=${url#http://}
+    host=${host%:*}
+    at=${url##*:}
+    set -- --kv-event-source "$url=tcp://$host:$((at + 1000))" \
+      --kv-event-replay-source "$url=tcp://$host:$((at + 2000))" "$@"
+  done
+  set -- --policy kv_aware --kv-event-model "$KV_EVENT_MODEL" --kv-event-block-size 32 "$@"
+  # Requests with the same X-Session-Id go to one server, as previous_response_id needs it.
+  set -- --kv-aware-session-affinity-ttl-secs 3600 "$@"
+else
+  # By the beginnings of the prompts that it has sent to each.
+  set -- --policy cache_aware "$@"
+fi
 set -- --health-check-endpoint /ready "$@"
-# A server that is gone is left out after two failures, not ten, and asked again after 5 seconds, not 60.
+# A server that is gone is left out after two failures, not ten, and tried again after 5 seconds, not 60.
 set -- --cb-failure-threshold 2 --cb-success-threshold 1 --cb-timeout-duration-secs 5 "$@"
 set -- --health-check-interval-secs 2 --health-check-timeout-secs 2 "$@"
 set -- --health-failure-threshold 2 --health-success-threshold 1 "$@"
+# Servers that are not there yet are asked again after a second, not 30.
 set -- --worker-startup-check-interval 1 "$@"
 set -- --host "${HOST:-127.0.0.1}" "$@"
 exec vllm-router --port "$port" "$@"

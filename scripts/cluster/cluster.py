@@ -14,6 +14,7 @@ class Cluster:
 
     settings: of each replica; the machine's cores are divided unless `cpu_threads` is set.
     router: a name in `ROUTERS`; options: further flags of its command.
+    kv_event_model: the model by whose KV events vllm-router routes; else it goes by its own records.
     folder: for data, logs and configuration.
     port: the router's.
     """
@@ -25,15 +26,25 @@ class Cluster:
         *,
         router: str = "smg",
         settings: Mapping[str, str] | None = None,
+        kv_event_model: str | None = None,
         options: Sequence[str] = (),
         port: int | None = None,
     ) -> None:
         shared = {"cpu_threads": str(max(1, num_cores() // num_replicas)), **(settings or {})}
         self.replicas: Final = [
-            Replica(str(number), folder, shared) for number in range(1, num_replicas + 1)
+            Replica(str(number), folder, shared, kv_events=kv_event_model is not None)
+            for number in range(1, num_replicas + 1)
         ]
         urls = [replica.url for replica in self.replicas]
-        self.router: Final[Router] = ROUTERS[router](urls, folder, port=port, options=options)
+        api_key = shared.get("api_keys", "").partition(",")[0] or None
+        self.router: Final[Router] = ROUTERS[router](
+            urls,
+            folder,
+            port=port,
+            api_key=api_key,
+            environment={"KV_EVENT_MODEL": kv_event_model} if kv_event_model else {},
+            options=options,
+        )
         share_signing_key(self.replicas)
 
     def __enter__(self) -> Self:
@@ -94,7 +105,7 @@ class Cluster:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use; not on a Mac, of which all are its own."""
+    """Return how many cores this process may use; on a Mac, how many there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -7,7 +7,10 @@ from typing import Final
 HOST: Final = "127.0.0.1"
 
 # Below those that systems hand to outgoing connections, of which one could take the port of a server that is down.
-_PORTS: Final = range(20_000, 30_000)
+# A server's events are at a port 1,000 above its own, and their replays 2,000 above.
+EVENTS: Final = 1_000
+REPLAYS: Final = 2_000
+_PORTS: Final = range(20_000, 20_000 + EVENTS)
 
 
 class PortInUse(Exception):

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from scripts.cluster.ports import HOST, free_port
+from scripts.cluster.ports import EVENTS, HOST, REPLAYS, free_port
 from scripts.server_process import ServerFailed, ServerProcess, server_environment, wait_until
 
 _START_TIMEOUT: Final = 120.0
@@ -21,6 +21,7 @@ class Replica:
     """A server process on a port and a data folder that stay its own when it is started again.
 
     settings: variables without their prefix, as for `Server`.
+    kv_events: publish what its prefix cache has, where vllm-router.sh expects it.
     folder: what it stores (`data-NAME`) and its log (`replica-NAME.log`) are there.
     python: the interpreter of an environment with the server; `SERVER_PYTHON`, or else this one.
 
@@ -34,6 +35,7 @@ class Replica:
         settings: Mapping[str, str] | None = None,
         *,
         port: int | None = None,
+        kv_events: bool = False,
         python: str | None = None,
     ) -> None:
         self.name: Final = name
@@ -47,6 +49,7 @@ class Replica:
             "host": HOST,
             "port": str(self.port),
             "data_dir": str(self.data),
+            **(self._event_settings() if kv_events else {}),
         }
         self._process: ServerProcess | None = None
 
@@ -137,6 +140,12 @@ class Replica:
         self.stop()
         self.start()
         self.wait_until_ready()
+
+    def _event_settings(self) -> dict[str, str]:
+        return {
+            "kv_events": f"tcp://{HOST}:{self.port + EVENTS}",
+            "kv_events_replay": f"tcp://{HOST}:{self.port + REPLAYS}",
+        }
 
 
 def share_signing_key(replicas: list[Replica]) -> None:

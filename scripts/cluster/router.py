@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final, Self
@@ -22,7 +22,7 @@ FILES: Final = ROOT / "deploy" / "routers"
 _START_TIMEOUT: Final = 60.0
 _CALL_TIMEOUT: Final = 10.0
 # HAProxy is where only root's PATH leads.
-_PATH: Final = os.pathsep.join(
+PATH: Final = os.pathsep.join(
     [
         str(Path(sys.executable).parent),
         str(ROOT / ".venv-routers" / "bin"),
@@ -43,6 +43,8 @@ class Router(ABC):
     """A router's process before the servers at some URLs.
 
     folder: for its log (`NAME.log`) and its configuration.
+    api_key: of the servers, if they have keys.
+    environment: further variables of its command.
     options: further flags of its command.
 
     Raises:
@@ -59,9 +61,11 @@ class Router(ABC):
         folder: Path,
         *,
         port: int | None = None,
+        api_key: str | None = None,
+        environment: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        if shutil.which(self.name, path=_PATH) is None:
+        if shutil.which(self.name, path=PATH) is None:
             raise NotInstalled(self.name, self.remedy)
         if port and not is_free(port):
             raise PortInUse(port)
@@ -70,6 +74,8 @@ class Router(ABC):
         self.url: Final = f"http://{HOST}:{self.port}"
         self.log: Final = folder / f"{self.name}.log"
         self._folder = folder
+        self._api_key = api_key
+        self._environment = {**os.environ, "PATH": PATH, **(environment or {})}
         self._options = list(options)
         self._process: ServerProcess | None = None
 
@@ -89,8 +95,7 @@ class Router(ABC):
         if self.is_running:
             return
         self.kill()
-        environment = {**os.environ, "PATH": _PATH}
-        self._process = ServerProcess(self._command(), environment, output=self.log)
+        self._process = ServerProcess(self._command(), self._environment, output=self.log)
 
     def wait_until_ready(self, timeout: float = _START_TIMEOUT) -> None:
         """Wait until it passes requests on to all servers.
@@ -111,12 +116,9 @@ class Router(ABC):
             raise ServerFailed(f"{self.name}: {self._process.log.strip()}")
         return self.healthy() == set(self.urls)
 
+    @abstractmethod
     def healthy(self) -> set[str]:
         """Return the URLs that it sends requests to now; none if it does not answer."""
-        try:
-            return self._healthy()
-        except httpx.HTTPError:
-            return set()
 
     def stop(self) -> int | None:
         return self._process.stop() if self._process else None
@@ -124,80 +126,91 @@ class Router(ABC):
     def kill(self) -> int | None:
         return self._process.kill() if self._process else None
 
-    @abstractmethod
     def join(self, url: str) -> None:
-        """Have it route to one more server."""
+        """Have it route to one more server, and wait until it does."""
+        self.urls.append(url)
+        self._join(url)
+        self.wait_until_ready()
 
-    @abstractmethod
     def leave(self, url: str) -> None:
         """Have it send a server no more requests; those in flight go on."""
+        self.urls.remove(url)
+        self._leave(url)
+        self.wait_until_ready()
 
     @abstractmethod
     def _command(self) -> list[str]: ...
 
     @abstractmethod
-    def _healthy(self) -> set[str]: ...
+    def _join(self, url: str) -> None: ...
 
-    def _script(self, name: str) -> list[str]:
+    @abstractmethod
+    def _leave(self, url: str) -> None: ...
+
+
+class _WithWorkers(Router):
+    """A router with a script in deploy/, whose `GET /workers` lists the servers."""
+
+    def _command(self) -> list[str]:
+        script = str(FILES / f"{self.name}.sh")
         metrics = ["--prometheus-port", str(free_port())]
-        return [str(FILES / name), str(self.port), *self.urls, *metrics, *self._options]
+        return [script, str(self.port), *self.urls, *metrics, *self._options]
+
+    def healthy(self) -> set[str]:
+        try:
+            return {worker["url"] for worker in self._workers() if worker["is_healthy"]}
+        except httpx.HTTPError:
+            return set()
 
     def _workers(self) -> list[dict[str, Any]]:
         workers: list[dict[str, Any]] = self._call("GET", "/workers").json()["workers"]
         return workers
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         response = httpx.request(
-            method, self.url + path, timeout=_CALL_TIMEOUT, trust_env=False, **arguments
+            method,
+            self.url + path,
+            headers=headers,
+            timeout=_CALL_TIMEOUT,
+            trust_env=False,
+            **arguments,
         )
         return response.raise_for_status()
 
 
-class Smg(Router):
+class Smg(_WithWorkers):
     """smg: `POST /workers` and `DELETE /workers/ID` while it runs."""
 
     name = "smg"
 
-    def join(self, url: str) -> None:
-        # One that has left is there until its requests have ended.
-        wait_until(lambda: all(w["url"] != url for w in self._workers()), f"{url} still leaves")
-        self._call("POST", "/workers", json={"url": url})
-        self.urls.append(url)
-        self.wait_until_ready()
-
-    def leave(self, url: str) -> None:
-        [worker] = [worker for worker in self._workers() if worker["url"] == url]
-        self._call("DELETE", f"/workers/{worker['id']}")
-        self.urls.remove(url)
-        self.wait_until_ready()
-
     def _command(self) -> list[str]:
-        return self._script("smg.sh")
+        # Of clients it then takes the same one.
+        key = ["--api-key", self._api_key] if self._api_key else []
+        return [*super()._command(), *key]
 
-    def _healthy(self) -> set[str]:
-        return {worker["url"] for worker in self._workers() if worker["is_healthy"]}
+    def _join(self, url: str) -> None:
+        # One that has left is there until its requests have ended.
+        wait_until(lambda: url not in self._ids(), f"{url} still leaves")
+        self._call("POST", "/workers", json={"url": url})
+
+    def _leave(self, url: str) -> None:
+        self._call("DELETE", f"/workers/{self._ids()[url]}")
+
+    def _ids(self) -> dict[str, str]:
+        return {worker["url"]: worker["id"] for worker in self._workers()}
 
 
-class VllmRouter(Router):
+class VllmRouter(_WithWorkers):
     """vllm-router: `POST /add_worker` and `POST /remove_worker` while it runs."""
 
     name = "vllm-router"
 
-    def join(self, url: str) -> None:
+    def _join(self, url: str) -> None:
         self._call("POST", "/add_worker", params={"url": url})
-        self.urls.append(url)
-        self.wait_until_ready()
 
-    def leave(self, url: str) -> None:
+    def _leave(self, url: str) -> None:
         self._call("POST", "/remove_worker", params={"url": url})
-        self.urls.remove(url)
-        self.wait_until_ready()
-
-    def _command(self) -> list[str]:
-        return self._script("vllm-router.sh")
-
-    def _healthy(self) -> set[str]:
-        return {worker["url"] for worker in self._workers() if worker["is_healthy"]}
 
 
 class HAProxy(Router):
@@ -211,12 +224,10 @@ class HAProxy(Router):
         # Beside the log its path could be longer than a socket's may be.
         self._sockets = TemporaryDirectory()
 
-    def join(self, url: str) -> None:
-        self.urls.append(url)
+    def _join(self, url: str) -> None:
         self._reload()
 
-    def leave(self, url: str) -> None:
-        self.urls.remove(url)
+    def _leave(self, url: str) -> None:
         self._reload()
 
     def _command(self) -> list[str]:
@@ -252,14 +263,13 @@ class HAProxy(Router):
         before = self._worker()
         self._ask("reload")
         wait_until(lambda: self._worker() not in (None, before), f"no reload: {self.log}")
-        self.wait_until_ready()
 
     def _worker(self) -> str | None:
         """Return the id of the process that takes connections."""
         found = re.search(r"^(\d+)\s+worker", self._ask("show proc"), re.MULTILINE)
         return found[1] if found else None
 
-    def _healthy(self) -> set[str]:
+    def healthy(self) -> set[str]:
         rows = csv.DictReader(self._ask("@1 show stat").splitlines())
         # Of those that track another one it is `no check`.
         return {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -33,23 +34,47 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def shared_cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
+    """Return what starts a router's cluster once for all tests that leave it as it is."""
+    with ExitStack() as stack:
+        yield cache(_starter(stack, model, tmp_path_factory))
+
+
 @pytest.fixture(scope="module")
 def start_cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
-    """Return what starts a cluster of the small model and waits until it routes.
+    """Return what starts a cluster, of the tests of one file.
 
-    It takes a router's name, and of `Cluster` the `options`; all else are settings of the replicas.
+    It takes a router's name, and of `Cluster` `options` and `kv_event_model`; all else are settings of the replicas.
     """
     with ExitStack() as stack:
+        yield _starter(stack, model, tmp_path_factory)
 
-        def start(
-            router: str, *, num_replicas: int = 2, options: tuple[str, ...] = (), **settings: str
-        ) -> Cluster:
-            folder = tmp_path_factory.mktemp(router)
-            settings = {"model": str(model), "cpu_threads": "1", **settings}
-            made = Cluster(num_replicas, folder, router=router, settings=settings, options=options)
-            cluster = stack.enter_context(made)
-            cluster.start()
-            cluster.wait_until_ready()
-            return cluster
 
-        yield start
+def _starter(
+    stack: ExitStack, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> StartCluster:
+    """Return what starts a cluster of the small model, waits until it routes, and leaves its end to the stack."""
+
+    def start(
+        router: str,
+        *,
+        num_replicas: int = 2,
+        options: tuple[str, ...] = (),
+        kv_event_model: str | None = None,
+        **settings: str,
+    ) -> Cluster:
+        made = Cluster(
+            num_replicas,
+            tmp_path_factory.mktemp(router),
+            router=router,
+            settings={"model": str(model), "cpu_threads": "1", **settings},
+            kv_event_model=kv_event_model,
+            options=options,
+        )
+        cluster = stack.enter_context(made)
+        cluster.start()
+        cluster.wait_until_ready()
+        return cluster
+
+    return start

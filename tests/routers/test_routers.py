@@ -8,9 +8,9 @@ from scripts.cluster.router import ROUTERS
 from tests.support.clusters import TIMEOUT, StartCluster
 
 
-@pytest.fixture(scope="module", params=ROUTERS)
-def cluster(request: pytest.FixtureRequest, start_cluster: StartCluster) -> Cluster:
-    return start_cluster(request.param)
+@pytest.fixture(params=ROUTERS)
+def cluster(request: pytest.FixtureRequest, shared_cluster: StartCluster) -> Cluster:
+    return shared_cluster(request.param)
 
 
 def test_requests_are_passed_on(cluster: Cluster) -> None:

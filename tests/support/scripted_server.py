@@ -3,8 +3,8 @@
 The tokenizer and the chat template are the bundled model's, and everything above the model runner is real.
 The model reads its prompt as text: the last `[[say TEXT]]` or `[[call NAME key=value; key=value]]` in it
 decides what it writes, and once the result of a call has followed, it repeats the result's beginning.  After
-`[[count]]` it counts, slowly, until the client leaves; `[[slow TEXT]]` is said after more than a minute.  The
-command line is that of `python -m app`; the context is `MLX_SERVER_MAX_MODEL_LEN`, 65,536 without it.  With
+`[[count]]` it counts, slowly, until the client leaves, and to N after `[[count N]]`; `[[slow TEXT]]` is said after
+more than a minute, and `[[held PATH TEXT]]` once there is a file at PATH.  The command line is that of `python -m app`; the context is `MLX_SERVER_MAX_MODEL_LEN`, 65,536 without it.  With
 `MLX_SERVER_KV_CACHE_DIR` each block is kept, in memory, as a MiB.
 
 All models of `MLX_SERVER_MODELS` are that one, and are loaded at once unless they name a file, as in
@@ -56,10 +56,12 @@ from tests.support.served_adapters import LAYERS, write_adapter
 
 _CONTEXT: Final = 65_536
 _BLOCK_SIZE: Final = 32
-_DIRECTIVE: Final = re.compile(r"\[\[(say|call|count|slow) ?(.*?)\]\]", re.DOTALL)
+_DIRECTIVE: Final = re.compile(r"\[\[(say|call|count|slow|held) ?(.*?)\]\]", re.DOTALL)
+_HELD: Final = re.compile(r"\[\[held (\S+) ")
 _RESULT: Final = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _NUM_REPEATED: Final = 200  # characters of a result
-_COUNTED: Final = " ".join(map(str, range(2000)))
+_MAX_COUNT: Final = 1999
+_COUNTED: Final = "0 1 2 "
 _STEP_TIME: Final = 0.02  # seconds, while it counts or all prompts are slow
 _PREFILL_TIME: Final = 65.0  # seconds, from a request's arrival until it says something slowly
 _MEMORY: Final = MemoryUse(weights=3 << 30, kv_cache=3 << 29)
@@ -80,20 +82,23 @@ def answer(prompt: str) -> str:
     kind, text = directive.groups()
     if kind in ("say", "slow"):
         return text
+    if kind == "held":
+        return text.partition(" ")[2]
     if kind == "count":
-        return _COUNTED
+        return " ".join(map(str, range(int(text or _MAX_COUNT) + 1)))
     name, _, pairs = text.partition(" ")
     arguments = dict(pair.split("=", 1) for pair in pairs.split("; ") if pair)
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class SlowScheduler(ContinuousBatchingScheduler):
-    """Keeps a prompt with `[[slow` prefilling for a while, beside others; steps stay short."""
+    """Keeps prompts with `[[slow` or `[[held` prefilling, beside others; steps stay short."""
 
     def __init__(self, config: SchedulerConfig, tokenizer: Any, store: FakeStore | None) -> None:
         super().__init__(config, store)
         self._tokenizer = tokenizer
         self._due: dict[int, float] = {}
+        self._gates: dict[int, Path] = {}
 
     def schedule(
         self,
@@ -105,10 +110,16 @@ class SlowScheduler(ContinuousBatchingScheduler):
     ) -> StepPlan:
         plan = super().schedule(max_prefill_tokens, max_image_bytes, store, now=now)
         for started in plan.started:
-            is_slow = "[[slow" in self._tokenizer.decode(started.spec.prompt)
-            self._due[started.sequence_id] = now + _PREFILL_TIME * is_slow
-        slices = tuple(s for s in plan.slices if self._due[s.sequence_id] <= now)
+            prompt = self._tokenizer.decode(started.spec.prompt)
+            self._due[started.sequence_id] = now + _PREFILL_TIME * ("[[slow" in prompt)
+            if held := _HELD.search(prompt):
+                self._gates[started.sequence_id] = Path(held[1])
+        slices = tuple(s for s in plan.slices if self._may_run(s.sequence_id, now))
         return replace(plan, slices=slices)
+
+    def _may_run(self, sequence_id: int, now: float) -> bool:
+        gate = self._gates.get(sequence_id)
+        return self._due[sequence_id] <= now and (gate is None or gate.exists())
 
 
 class ScriptedRunner:
@@ -154,7 +165,7 @@ class ScriptedRunner:
         sequence_id = sequence.sequence_id
         if sequence_id not in self._answers:
             text = self._answer(sequence.spec)
-            if text == _COUNTED:
+            if text.startswith(_COUNTED):
                 self._counting.add(sequence_id)
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             self._answers[sequence_id] = [*token_ids, self._eos_token_id]
