@@ -78,6 +78,7 @@ BACKEND_USERS: Final = {
     "scripts.bench.models",
     "scripts.guidellm",
     "scripts.model_types",
+    "scripts.simulation.measure",
 }
 
 

@@ -47,7 +47,7 @@ CacheEventSink = Callable[[Sequence[CacheEvent]], None]
 class CacheEventLog:
     """Records which blocks of the pool become findable, and which are evicted, until that is taken.
 
-    Only blocks that any request can share whose tokens are known: none with a salt, whose owner shares it with nobody; none
+    Only blocks that any request can share whose tokens are known: none with a salt, whose owner shares it with none; none
     computed with an adapter, since a removal does not name it; and from the first row of an image on none.  Who applies
     all events has exactly these of the pool after each step: tests/batching/kv_cache/test_cache_events.py.
     """

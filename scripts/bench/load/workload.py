@@ -35,7 +35,7 @@ temple tent thread thunder tiger timber toast tomato tower town trail train tree
 turtle uncle valley velvet village vine violin voyage wagon wall walnut water wave wax well
 west whale wheat wheel willow window wine winter wolf wood wool yard
 """
-_WORDS: Final = _TEXT.split()
+WORDS: Final = _TEXT.split()
 # Four of some 350 words: practically never the same twice.
 _OPENING_WORDS: Final = 4
 _SENTENCE_WORDS: Final = 12
@@ -63,7 +63,7 @@ class Writer:
 
     def text(self, num_words: int) -> str:
         """Return sentences; the first is short, so that what makes it differ comes first."""
-        words = self._rng.choices(_WORDS, k=max(num_words, _OPENING_WORDS))
+        words = self._rng.choices(WORDS, k=max(num_words, _OPENING_WORDS))
         starts = range(_OPENING_WORDS, len(words), _SENTENCE_WORDS)
         sentences = [words[:_OPENING_WORDS], *(words[s : s + _SENTENCE_WORDS] for s in starts)]
         return " ".join(map(_sentence, sentences))

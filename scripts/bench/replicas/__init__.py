@@ -1,0 +1,1 @@
+"""Measures replicas behind a router with the traces that scripts/simulation simulates."""

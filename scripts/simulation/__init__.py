@@ -1,0 +1,1 @@
+"""Replicas behind a router, simulated: the real schedulers, with a clock instead of a model."""
