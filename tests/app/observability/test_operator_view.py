@@ -352,6 +352,7 @@ class TestWatchdog:
             assert not failures
             lost.append(RankLost(1, "(mac1) has not answered for 5 s"))
             watchdog.check()
+            watchdog.check()
             for response in (await running, await waiting):
                 assert response.status_code == 503
                 assert response.json()["error"]["code"] == "rank_lost"

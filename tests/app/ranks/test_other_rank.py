@@ -137,15 +137,24 @@ def test_a_fault_of_its_own_is_named_to_rank_0(caplog: pytest.LogCaptureFixture)
     assert "out of memory" in caplog.text
 
 
-def test_a_fault_that_another_rank_causes_is_that_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_that_another_rank_causes_is_that_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLX notices it before the links do."""
+    has_failed, check = Event(), TcpMember.check
+
+    def checking(member: TcpMember) -> None:
+        has_failed.set()
+        check(member)
+
     def run(config: EngineConfig, member: TcpMember, backend: str) -> None:
-        member.receive()
         raise RuntimeError("[ring] connection to a peer was lost")
 
     def lead(leader: TcpLeader) -> None:
-        leader.send(b"step")
+        has_failed.wait(30)
         leader.end(RankLost(2, "(mac2) is gone"))
 
+    monkeypatch.setattr(TcpMember, "check", checking)
     assert served(run, lead)[0] == 1
     assert capsys.readouterr().err == "rank 2 (mac2) is gone\n"
 
