@@ -51,7 +51,7 @@ PATH: Final = re.compile(
 # A file of code, by its path from the root or from any folder: `paged/pieces.py`, `step_rows.py`.
 SOURCE: Final = re.compile(r"[\w./-]+\.(?:py|pyi|h|cpp|inl|svg)")
 # All that ships, without the kernels' own documents.
-MAX_BYTES: Final = 262_000
+MAX_BYTES: Final = 270_000
 MAX_LINE: Final = 140
 # A fixed part of a message, between `…`; shorter ones are found anywhere.
 FRAGMENT: Final = re.compile(r"[^…]{8,}")
