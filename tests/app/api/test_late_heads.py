@@ -121,6 +121,7 @@ async def failed_while_reading(path: str, error: EngineError) -> httpx.Response:
 
 async def test_a_time_limit_that_passes_before_the_first_token_is_a_504() -> None:
     async with reading() as server:
+        server.manager.get(MODEL_ID)  # it is loaded
         response = await ask(server, CHATS, timeout=0.01)
         assert await server.num_unfinished() == 0
     assert response.status_code == 504
@@ -159,7 +160,9 @@ class Reader:
 @contextmanager
 def reader(runner: type[Speaker] = Reading, **settings: Any) -> Iterator[Reader]:
     gate = Gate(is_open=False)
-    manager = speaking_manager(b"ok", runner=runner, tokenizer=Marked(*QWEN), gate=gate)
+    manager = speaking_manager(
+        b"ok", runner=runner, tokenizer=Marked(*QWEN), gate=gate, num_blocks=1024
+    )
     with speaking_app(manager, **settings) as app, running(app) as site:
         manager.get(MODEL_ID)
         with site.connection() as connection:
@@ -196,6 +199,24 @@ def test_a_keep_alive_begins_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     with reader() as server:
         server.ask(CHATS)
         begun = server.connection.read_until(b": ping")
+        server.gate.open()
+        assert split(begun + server.connection.read_all())[0] == 200
+
+
+class ReadingOn(Speaker):
+    """Reads the first part of a long prompt, and no further until the gate opens."""
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        if any(s.start for s in plan.slices):
+            self._gate.wait()
+        return super().run(plan)
+
+
+def test_a_report_of_progress_begins_a_stream() -> None:
+    turns = [{"role": "user", "content": "long " * 1000}]
+    with reader(runner=ReadingOn) as server:
+        server.ask(CHATS, messages=turns, return_progress=True)
+        begun = server.connection.read_until(b'"prompt_progress"')
         server.gate.open()
         assert split(begun + server.connection.read_all())[0] == 200
 
