@@ -162,21 +162,10 @@ def _opened(
     prepared = platform.prepare(loaded, config.model_id, changes, slices)
     if isinstance(prepared, Instead):
         return prepared
+    checked = _checked(config, platform, prepared, changes, slices, rank)
+    if isinstance(checked, Instead):
+        return checked
     loaded = prepared.loaded
-    checked = check_model(
-        loaded.model,
-        loaded.vocab_size,
-        platform,
-        changes,
-        known=prepared.known_result,
-        max_model_len=config.model_context(loaded.max_model_len),
-        consensus=rank.consensus,
-        slices=slices,
-    )
-    instead = prepared.finish(checked.result, is_invariant=checked.is_invariant)
-    if instead is not None:
-        return instead
-    _warn(config, checked)
     if not checked.selection.is_hooked:
         hidden_size = None
     vision, checked = _vision(config, loaded, checked, changes, slices, rank)
@@ -203,6 +192,33 @@ def _opened(
         adapters,
         store,
     )
+
+
+def _checked(
+    config: EngineConfig,
+    platform: Platform,
+    prepared: PreparedModel,
+    changes: Changes,
+    slices: LoadSlices,
+    rank: Rank,
+) -> CheckedModel | Instead:
+    """Return the model as the self-check lets it run here, or where else it has to run."""
+    loaded = prepared.loaded
+    checked = check_model(
+        loaded.model,
+        loaded.vocab_size,
+        platform,
+        changes,
+        known=prepared.known_result,
+        max_model_len=config.model_context(loaded.max_model_len),
+        consensus=rank.consensus,
+        slices=slices,
+    )
+    instead = prepared.finish(checked.result, is_invariant=checked.is_invariant)
+    if instead is not None:
+        return instead
+    _warn(config, checked)
+    return checked
 
 
 def _sizes(

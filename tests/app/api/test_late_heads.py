@@ -115,7 +115,7 @@ async def failed_while_reading(path: str, error: EngineError) -> httpx.Response:
         await anyio.to_thread.run_sync(server.gate.reached.wait)
         server.engine.fail_streams(error)
         response = await asked
-        assert await server.num_unfinished() == 0
+        assert server.service.admission.num_requests == 0
     return response
 
 
