@@ -117,3 +117,13 @@ def test_what_the_first_rank_ends_for_is_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("warning: every client that reaches 0.0.0.0")
     assert lines[-1] == "rank 0 cannot compute a step with the others"
+
+
+def test_the_first_rank_ends_as_its_server_does(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.cli.run", lambda settings, manager: 0)
+    monkeypatch.setenv("MLX_RANK", "0")
+    thread = joining(flags, lambda member: None)
+    assert main(flags) == 0
+    thread.join()
