@@ -89,8 +89,8 @@ else
 endif
 
 # All that this machine has the programs for; also what follows one that fails, and then make fails.
-ALL_TESTS := check docs test test-slow test-images test-clients test-conformance $(if $(shell command -v "$${CXX:-c++}" 2>&1),test-native test-kernels) \
-  $(if $(shell command -v npm 2>&1),test-agents) $(if $(shell command -v chromium 2>&1),test-web)
+ALL_TESTS := check docs test test-slow test-images test-clients test-conformance test-ranks $(if $(shell command -v "$${CXX:-c++}" 2>&1),test-native test-kernels) \
+  $(if $(shell command -v npm 2>&1),test-agents) $(if $(shell command -v haproxy 2>&1),test-routers) $(if $(shell command -v chromium 2>&1),test-web)
 test-all:
 	$(MAKE) --keep-going COVERAGE=true $(ALL_TESTS)
 
