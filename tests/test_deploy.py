@@ -4,13 +4,16 @@ import plistlib
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from app.http.browser_guard import checked_names
 from app.settings import Settings, env_name
 
 ROOT: Final = Path(__file__).parent.parent
@@ -85,10 +88,11 @@ def test_scripts_are_posix_shell(name: str) -> None:
 
 
 def started_with(tmp_path: Path, name: str, *arguments: str, **environment: str) -> list[str]:
-    """Return the arguments with which a script starts its router."""
+    """Return the arguments with which a script starts its router, one a line, or what its Python writes."""
     program = tmp_path / name
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
+    if not program.exists():
+        program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
     done = subprocess.run(
         [ROUTERS / f"{name}.sh", *arguments],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", **environment},
@@ -111,6 +115,21 @@ def test_a_script_passes_on_what_it_gets(tmp_path: Path, name: str) -> None:
     assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
     elsewhere = started_with(tmp_path, name, "9000", *urls, HOST="0.0.0.0")
     assert elsewhere[elsewhere.index("--host") + 1] == "0.0.0.0"
+
+
+def test_a_key_of_smg_is_no_argument_of_a_process(tmp_path: Path) -> None:
+    """But of the function that a process calls."""
+    (module := tmp_path / "lib" / "smg" / "cli.py").parent.mkdir(parents=True)
+    module.write_text("def main(arguments):\n    print('main', *arguments)\n", encoding="utf-8")
+    python = f'#!/bin/sh\necho "$@"\nexec "{sys.executable}" "$@"\n'
+    for name, text in (("smg", "#!/bin/sh\n"), ("python", python)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PYTHONPATH": str(tmp_path / "lib"), "SMG_API_KEY": "secret"}
+    arguments = started_with(tmp_path, "smg", "9000", "http://a:1", **environment)
+    assert arguments[-1].startswith("main launch --port 9000 ")
+    assert arguments[-1].endswith(" http://a:1 --api-key secret")
+    assert "secret" not in "".join(arguments[:-1])
 
 
 def test_vllm_router_reads_the_events_of_each_server(tmp_path: Path) -> None:
@@ -201,7 +220,7 @@ def test_launchd_starts_what_is_there() -> None:
     # On a network: neither is without keys.
     assert server["EnvironmentVariables"]["MLX_SERVER_HOST"] == "0.0.0.0"
     assert "MLX_SERVER_API_KEYS_FILE" in server["EnvironmentVariables"]
-    assert "--api-key" in router["ProgramArguments"]
+    assert "SMG_API_KEY" in router["EnvironmentVariables"]
 
 
 def test_haproxys_backends_have_the_same_servers() -> None:
@@ -255,6 +274,18 @@ def test_the_router_is_sent_to_every_pod() -> None:
     urls = [argument for argument in router["command"] if argument.startswith("http")]
     named = [f"http://mlx-{n}.{replicas['serviceName']}:8000" for n in range(replicas["replicas"])]
     assert urls == named
+
+
+def test_pods_answer_to_the_names_that_the_router_and_probes_use() -> None:
+    """Without keys they check `Host`, which is that of a URL, as smg sends it."""
+    [(_, server), (_, router)] = containers()
+    environment = {variable["name"]: variable["value"] for variable in server["env"]}
+    allowed = Settings(allowed_hosts=environment["MLX_SERVER_ALLOWED_HOSTS"]).allowed_host_names
+    names = checked_names("0.0.0.0", allowed, has_keys=False)
+    assert names is not None
+    urls = [urlsplit(argument) for argument in router["command"] if argument.startswith("http")]
+    assert all(map(names.allow, ["10.0.0.1:8000", *(url.netloc for url in urls)]))
+    assert not names.allow("evil.example:8000")
 
 
 def test_one_pod_at_a_time_is_disrupted() -> None:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # smg.sh PORT URL...  smg before the servers at URL...: the default.  docs/replicas.md compares it with the others.
-# HOST is the address to listen on.  Flags behind the URLs go to smg as they are, and outrank those below.
+# HOST is the address to listen on, SMG_API_KEY the key of clients and servers.  Flags behind the URLs go to smg as they are, and outrank those below.
 port=${1:?smg.sh PORT URL...}
 shift
 set -- --worker-urls "$@"
@@ -19,4 +19,10 @@ set -- --sticky-sessions --routing-key-headers x-session-id "$@"
 set -- --sse-keepalive-secs 0 "$@"
 # By itself it listens on all addresses, with its metrics, too.
 set -- --host "${HOST:-127.0.0.1}" --prometheus-host 127.0.0.1 "$@"
-exec smg launch --port "$port" "$@"
+set -- launch --port "$port" "$@"
+[ -n "${SMG_API_KEY:-}" ] || exec smg "$@"
+# It takes a key as an argument only, which all users of a machine can read of every process.
+exec "$(dirname "$(readlink -f "$(command -v smg)")")/python" -c '
+import os, sys
+from smg.cli import main
+main([*sys.argv[1:], "--api-key", os.environ["SMG_API_KEY"]])' "$@"

@@ -2,6 +2,7 @@
 
 import random
 import socket
+from itertools import cycle, islice
 from typing import Final
 
 HOST: Final = "127.0.0.1"
@@ -11,6 +12,8 @@ HOST: Final = "127.0.0.1"
 EVENTS: Final = 1_000
 REPLAYS: Final = 2_000
 _PORTS: Final = range(20_000, 20_000 + EVENTS)
+# In turn, so that none is handed out twice before its first process listens.
+_turns: Final = cycle(random.sample(_PORTS, len(_PORTS)))
 
 
 class PortInUse(Exception):
@@ -22,7 +25,7 @@ class PortInUse(Exception):
 
 def free_port() -> int:
     """Return a port on which nothing listens now."""
-    return next(port for port in random.sample(_PORTS, len(_PORTS)) if is_free(port))
+    return next(port for port in islice(_turns, len(_PORTS)) if is_free(port))
 
 
 def is_free(port: int) -> bool:

@@ -184,10 +184,11 @@ class Smg(_WithWorkers):
 
     name = "smg"
 
-    def _command(self) -> list[str]:
-        # Of clients it then takes the same one.
-        key = ["--api-key", self._api_key] if self._api_key else []
-        return [*super()._command(), *key]
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if self._api_key:
+            # Of clients it then takes the same one.
+            self._environment["SMG_API_KEY"] = self._api_key
 
     def _join(self, url: str) -> None:
         # One that has left is there until its requests have ended.

@@ -82,6 +82,10 @@ def test_ports_differ_from_those_in_use(used_port: int) -> None:
     assert num_cores() > 0
 
 
+def test_a_port_is_handed_out_once() -> None:
+    assert len({free_port() for _ in range(200)}) == 200
+
+
 def test_a_port_in_use_is_one_line(
     used_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
