@@ -1,15 +1,19 @@
 """Requests to `/v1/responses`, and what comes back held against the types of OpenAI's client."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 import httpx
+import pytest
 from openai.types.responses import (
     Response,
     ResponseItemList,
     ResponseStreamEvent,
 )
 
+from app.api.openai.responses.items.open_items import Event
+from app.api.openai.responses.response_writer import EncodedEvent, ResponseWriter
 from tests.support.byte_tokenizers import Bytes
 from tests.support.sdk_types import check_shape
 from tests.support.speaker import MODEL_ID, Served
@@ -94,3 +98,15 @@ def call(name: str, **arguments: Any) -> str:
     """Return a call as a model writes it that has no format of its own."""
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{text}\n</tool_call>"
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Make the event of a kind one that cannot be written."""
+    encode = ResponseWriter.encode
+
+    def encode_others(writer: ResponseWriter, events: Sequence[Event]) -> list[EncodedEvent]:
+        if any(kind == f"response.{name}" for name, _ in events):
+            raise ValueError
+        return encode(writer, events)
+
+    monkeypatch.setattr(ResponseWriter, "encode", encode_others)

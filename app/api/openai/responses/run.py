@@ -99,10 +99,10 @@ class ResponseRun:
         """Generate to the end; the store has what becomes of it, and the log its events."""
         encode = _unread if log is None else partial(self._encoded, request)
         with server_state(request).in_flight.counting("a response in the background"):
-            steps = self._written(encode, log)
-            await anext(steps)
-            await self._save_if_possible()
             try:
+                steps = self._written(encode, log)
+                await anext(steps)
+                await self._save_if_possible()
                 if log is not None:
                     log.publish()
                 async for _ in steps:

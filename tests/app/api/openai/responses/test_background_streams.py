@@ -9,7 +9,7 @@ import pytest
 
 from app.storage.responses.store import ResponseStore, StoredResponse
 from app.storage.storage import Storage
-from tests.support.responses import PATH, events_in, respond, stream
+from tests.support.responses import PATH, events_in, respond, stream, unwritable
 from tests.support.speaker import Breaking, Served, served, served_endlessly
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +41,18 @@ async def test_a_response_in_the_background_is_streamed() -> None:
     assert [event["response"]["status"] for event in events[:3]] == 2 * ["queued"] + ["in_progress"]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hello!"
     assert events_in(again.text) == events
+
+
+@pytest.mark.parametrize("kind", ["response.created", "response.completed"])
+async def test_an_event_that_cannot_be_written_fails_it(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    unwritable(monkeypatch, kind)
+    async with served(b"ok") as server:
+        failed = (await stream(server, background=True))[-1]
+        stored = await server.client.get(f"{PATH}/{failed['response']['id']}")
+    assert failed["type"] == "response.failed"
+    assert stored.json() == failed["response"]
 
 
 @pytest.mark.parametrize("after", [0, 5, 1000])

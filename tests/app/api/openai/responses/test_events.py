@@ -25,6 +25,7 @@ from tests.support.responses import (
     respond,
     response,
     stream,
+    unwritable,
     without_ids,
 )
 from tests.support.speaker import MODEL_ID, Breaking, ByteTokenizer, served, served_endlessly
@@ -398,18 +399,6 @@ async def test_a_failure_in_the_middle_is_an_event() -> None:
     assert failed["response"]["error"]["code"] == "server_error"
     assert failed["response"]["output"] == []
     assert whole.status_code == 500
-
-
-def unwritable(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Make the event of a kind one that cannot be written."""
-    encode = ResponseWriter.encode
-
-    def encode_others(writer: ResponseWriter, events: Sequence[Event]) -> list[EncodedEvent]:
-        if any(kind == f"response.{name}" for name, _ in events):
-            raise ValueError
-        return encode(writer, events)
-
-    monkeypatch.setattr(ResponseWriter, "encode", encode_others)
 
 
 async def test_an_event_that_cannot_be_written_fails_the_response(
