@@ -23,11 +23,14 @@ else
   set -- --policy cache_aware "$@"
 fi
 set -- --health-check-endpoint /ready "$@"
-# A server that is gone is left out after two failures, not ten, and tried again after 5 seconds, not 60.
-set -- --cb-failure-threshold 2 --cb-success-threshold 1 --cb-timeout-duration-secs 5 "$@"
-set -- --health-check-interval-secs 2 --health-check-timeout-secs 2 "$@"
+# Its breaker counts whatever a server answers with a status from 500 on, a queue that is full and a client's own time
+# limit, too: a few of these would leave out all servers.  Instead a request waits until a check has found out.
+set -- --disable-circuit-breaker --retry-initial-backoff-ms 400 "$@"
+set -- --health-check-interval-secs 1 --health-check-timeout-secs 2 "$@"
 set -- --health-failure-threshold 2 --health-success-threshold 1 "$@"
 # Servers that are not there yet are asked again after a second, not 30.
 set -- --worker-startup-check-interval 1 "$@"
+# By itself it lets the pages of all sites call it, and read the answers.
+set -- --cors-allowed-origins http://localhost "$@"
 set -- --host "${HOST:-127.0.0.1}" "$@"
 exec vllm-router --port "$port" "$@"

@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 import pytest
 
-from scripts.cluster.router import FILES, PATH
+from scripts.cluster.router import FILES, PATH, ROUTERS
 from scripts.server_process import ROOT
 from tests.support.clusters import TIMEOUT, StartCluster
 
@@ -66,6 +66,20 @@ def test_smg_and_its_servers_have_one_key(start_cluster: StartCluster) -> None:
     assert httpx.get(f"{cluster.url}/readiness").status_code == 200
     # Nor can all users of the machine see it.
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if KEY in _read(path)]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_pages_of_other_sites_may_not_call_a_router(
+    router: str, shared_cluster: StartCluster
+) -> None:
+    headers = {
+        "Origin": "http://site.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type",
+    }
+    url = f"{shared_cluster(router).url}/v1/responses"
+    response = httpx.options(url, headers=headers, timeout=TIMEOUT)
+    assert "access-control-allow-origin" not in response.headers
 
 
 def _read(path: Path) -> bytes:
