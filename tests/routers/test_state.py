@@ -129,6 +129,15 @@ def test_haproxy_leads_a_key_to_its_server(
     assert all(num_finished(replica) > 0 for replica in haproxy.replicas)
 
 
+def test_haproxy_gives_a_key_one_server_however_much_it_asks(haproxy: Cluster) -> None:
+    before = [num_finished(replica) for replica in haproxy.replicas]
+    with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
+        client = Client(haproxy.url, "Authorization", "Bearer busy")
+        list(threads.map(lambda _: client.respond(), range(NUM_CLIENTS)))
+    after = [num_finished(replica) for replica in haproxy.replicas]
+    assert sorted(a - b for a, b in zip(after, before, strict=True)) == [0, NUM_CLIENTS]
+
+
 def test_haproxy_takes_a_key_for_the_same_in_both_headers(haproxy: Cluster) -> None:
     for number in range(NUM_CLIENTS):
         stored = Client(haproxy.url, "Authorization", f"Bearer {number}").respond()

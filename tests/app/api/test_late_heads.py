@@ -9,9 +9,11 @@ from typing import Any, Final
 import anyio
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from app.api import sse
 from app.server_state import ServerState
+from app.settings import Settings
 from app.storage.responses.store import ResponseStore
 from batching import EngineClosed, EngineError, EngineStalled, EngineStopped
 from batching.steps.step_plan import SliceOutput, StepPlan
@@ -192,6 +194,14 @@ def test_a_head_that_is_due_comes_with_what_there_is(path: str, late_head_ms: in
         status, _, body = split(begun + server.connection.read_all())
     assert status == 200
     assert b"server_error" in body or b"api_error" in body
+
+
+def test_a_head_is_due_before_a_stream_begins_for_another_reason() -> None:
+    """So that a client never waits longer for it, and comments on the load of a model have no late head behind them."""
+    longest = 1000 * sse.PING_INTERVAL
+    assert Settings().late_head_ms <= longest
+    with pytest.raises(ValidationError):
+        Settings(late_head_ms=longest + 1)
 
 
 def test_a_keep_alive_begins_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
