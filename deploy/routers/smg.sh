@@ -21,7 +21,7 @@ set -- --sse-keepalive-secs 0 "$@"
 set -- --host "${HOST:-127.0.0.1}" --prometheus-host 127.0.0.1 "$@"
 set -- launch --port "$port" "$@"
 [ -n "${SMG_API_KEY:-}" ] || exec smg "$@"
-# It takes a key as an argument only, which all users of a machine can read of every process.
+# It takes a key as an argument only, which all users of a machine can read until it has started.
 exec "$(dirname "$(readlink -f "$(command -v smg)")")/python" -c '
 import os, sys
 from smg.cli import main
