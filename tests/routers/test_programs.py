@@ -51,9 +51,12 @@ def test_smg_has_the_paths_of_the_probes(shared_cluster: StartCluster) -> None:
     assert [httpx.get(cluster.url + path).status_code for path in paths] == [200, 200]
 
 
-def test_smg_and_its_servers_have_one_key(start_cluster: StartCluster) -> None:
-    cluster = start_cluster("smg", api_keys="k,l")
-    for key, status in (("k", 200), ("l", 401)):
+def test_smg_takes_one_key_of_its_servers_and_those_of_tenants(start_cluster: StartCluster) -> None:
+    """It passes on what it takes, so that the servers must have it, too."""
+    tenants = ("--tenant-api-key", "one:m", "--tenant-api-key", "two:n")
+    cluster = start_cluster("smg", api_keys="k,l,m", options=tenants)
+    assert httpx.post(f"{cluster.url}/workers", json={"url": cluster.url}).status_code == 401
+    for key, status in (("k", 200), ("l", 401), ("m", 200), ("n", 401)):
         headers = {"Authorization": f"Bearer {key}"}
         body = {"model": "small", "prompt": "hi", "max_tokens": 2}
         response = httpx.post(
