@@ -92,6 +92,20 @@ def test_one_that_does_not_end_is_killed(
         assert started._started[0].process.returncode == -9
 
 
+def test_one_whose_rank_0_is_gone_reads_the_end_of_its_input(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve_with(monkeypatch, tmp_path, 'cat; echo "$MLX_RANK_LAUNCHED: the end"')
+    with launcher("127.0.0.1", "mac2") as started:
+        started.start()
+        for each in started._started:
+            assert each.process.stdin is not None
+            assert each.process.poll() is None
+            # As the system does when the process has ended.
+            each.process.stdin.close()
+        wait_for(capsys, "rank 1: 1: the end", "rank 2: 1: the end")
+
+
 def test_one_that_ends_is_named_with_its_last_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +160,7 @@ def test_other_ranks_get_the_settings_of_the_model_and_no_secrets() -> None:
     assert variables.pop("PYTHONPATH") == str(Path(__file__).parents[3])
     assert variables == {
         "MLX_RANK": "1",
+        "MLX_RANK_LAUNCHED": "1",
         "MLX_SERVER_RANKS": plan.hostfile.to_json(),
         "MLX_SERVER_RANKS_BACKEND": "ring",
         "MLX_SERVER_RANKS_HOST": "127.0.0.1",
