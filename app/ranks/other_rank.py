@@ -78,6 +78,9 @@ def _leave_with(descriptor: int, leave: Callable[[int], object]) -> None:
     """Leave when the other end of a pipe is closed: the next rank 0 starts ranks of its own."""
     while os.read(descriptor, 1):
         pass
+    print_stderr(
+        "rank 0 is gone, which has started this one: the standard input has ended", logging.ERROR
+    )
     leave(1)
 
 

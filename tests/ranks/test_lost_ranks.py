@@ -88,11 +88,10 @@ def test_a_rank_that_is_stopped_is_named_by_the_health_while_all_others_end() ->
 
 def _first_failure(url: str) -> str:
     """Probe as a supervisor does; return what the first failure says."""
-    while True:
-        response = httpx.get(f"{url}/health", timeout=10)
-        if response.status_code != 200:
-            return str(response.json()["error"]["message"])
-        sleep(0.2)
+    with httpx.Client(timeout=10) as client:
+        while (response := client.get(f"{url}/health")).status_code == 200:
+            sleep(0.1)
+    return str(response.json()["error"]["message"])
 
 
 def test_a_first_rank_that_is_stopped_ends_the_others() -> None:
