@@ -45,7 +45,7 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
     headings = re.findall(r"^(\w.*):$", out, re.MULTILINE)
     assert headings[:2] == ["options", "Model"]
     # Each stands above a setting.
-    assert len(headings) == 14
+    assert len(headings) == 15
     assert len(re.findall(r"^  --", out, re.MULTILINE)) == len(Settings.model_fields) + 1
 
 
