@@ -25,6 +25,7 @@ from batching.errors import (
     ModelLoadError,
     ModelNotFound,
     RankLost,
+    RequestError,
 )
 from batching.kv_cache.cache_events import CacheEventSink
 from batching.models.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
@@ -215,9 +216,14 @@ class SchedulerManager:
 
         Raises:
             ModelNotFound: no such model is served here.
+            RequestError: it is divided among ranks, which would all end with it.
         """
         with self._lock:
-            self._residency.unload(self.resolve(name))
+            model_id = self.resolve(name)
+            if self.is_divided:
+                message = f"the model '{model_id}' is divided among ranks, and ends with the server"
+                raise RequestError(message, "model")
+            self._residency.unload(model_id)
             self._advance()
 
     def statuses(self) -> list[ModelStatus]:

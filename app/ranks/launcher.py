@@ -14,7 +14,7 @@ from typing import Final
 
 import app
 from app.observability.logs import print_stderr
-from app.ranks.mlx_environment import RANK_VARIABLE
+from app.ranks.mlx_environment import LAUNCHED_VARIABLE, RANK_VARIABLE
 from app.ranks.plan import RankPlan
 from app.settings import ENV_PREFIX, Settings, env_name
 from app.settings.engine_settings import EngineSettings
@@ -73,7 +73,8 @@ class Launcher:
             try:
                 process = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    # It ends with this process, however that ends: also behind ssh, which passes on the end of the input.
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     env=environment,
@@ -116,8 +117,9 @@ class Launcher:
         for started, thread in zip(self._started, self._threads, strict=True):
             started.process.wait()
             thread.join(_LINE_SECONDS)
-            assert started.process.stdout is not None
-            started.process.stdout.close()
+            for stream in (started.process.stdin, started.process.stdout):
+                assert stream is not None
+                stream.close()
 
 
 def member_variables(settings: Settings, plan: RankPlan, rank: int) -> dict[str, str]:
@@ -136,6 +138,7 @@ def member_variables(settings: Settings, plan: RankPlan, rank: int) -> dict[str,
         env_name("ranks_host"): host,
         env_name("ranks_port"): str(port),
         RANK_VARIABLE: str(rank),
+        LAUNCHED_VARIABLE: "1",
         "PYTHONPATH": str(Path(app.__file__).parents[1]),
     }
 

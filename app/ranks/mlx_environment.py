@@ -12,6 +12,8 @@ from app.ranks.hostfile import Host
 from app.settings import SettingsError, env_name
 
 RANK_VARIABLE: Final = "MLX_RANK"
+# Rank 0 has started this process, and holds the other end of its standard input.
+LAUNCHED_VARIABLE: Final = "MLX_RANK_LAUNCHED"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Final
 
 from app.observability.logs import print_stderr
 from app.ranks.exit_later import exit_later
+from app.ranks.mlx_environment import LAUNCHED_VARIABLE
 from app.ranks.plan import RankPlan
 from app.ranks.shared_facts import MODEL_FACT, shared_facts
 from app.server.stop_signals import KILLED_BY, set_stop_handler
@@ -40,12 +42,17 @@ class _Left(Exception):
 
 
 def serve_other_rank(
-    plan: RankPlan, config: EngineConfig, timeout: float, run: Run = run_member
+    plan: RankPlan,
+    config: EngineConfig,
+    timeout: float,
+    run: Run = run_member,
+    leave: Callable[[int], object] = os._exit,
 ) -> int:
     """Join rank 0 and run what it plans; return the exit status: 0 only if rank 0 has ended on purpose.
 
     timeout: seconds within which rank 0 must be there.
     run: runs the plans of rank 0, in the MLX thread.
+    leave: ends the process, if rank 0 has started it and is gone.
 
     Raises:
         CannotJoin: rank 0 does not come, or refuses this rank.
@@ -53,6 +60,8 @@ def serve_other_rank(
     # What happens first decides, in whatever thread: a collective may hang for ever.
     ends: SimpleQueue[RankLost | Exception | signal.Signals] = SimpleQueue()
     os.environ.update(plan.hostfile.variables)
+    if LAUNCHED_VARIABLE in os.environ:
+        threading.Thread(target=_leave_with, args=(sys.stdin.fileno(), leave), daemon=True).start()
     host = plan.hostfile.names[0]
     member = join_ranks(
         plan.control_address, host, plan.rank, plan.num_ranks, timeout, ends.put, exit_later
@@ -63,6 +72,16 @@ def serve_other_rank(
         return _status(plan, member, ends)
     finally:
         member.close()
+
+
+def _leave_with(descriptor: int, leave: Callable[[int], object]) -> None:
+    """Leave when the other end of a pipe is closed: the next rank 0 starts ranks of its own."""
+    while os.read(descriptor, 1):
+        pass
+    print_stderr(
+        "rank 0 is gone, which has started this one: the standard input has ended", logging.ERROR
+    )
+    leave(1)
 
 
 def _run(

@@ -9,7 +9,7 @@ PROTOCOL: Final = 1
 MAX_HELLO_BYTES: Final = 4096
 
 Channel = Literal["messages", "heartbeats"]
-# What rank 0 sends on both connections when all ranks have come.
+# What rank 0 sends on the first connection when all ranks have come.
 START: Final = b"start"
 
 

@@ -20,6 +20,7 @@ from batching.errors import (
     ModelLoadError,
     ModelNotFound,
     ModelTooLarge,
+    RequestError,
 )
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.served_model import ServedModel
@@ -225,6 +226,13 @@ def test_an_idle_model_is_unloaded_in_time_and_a_pinned_one_stays() -> None:
     assert manager.engines == (manager.loaded("second"),)
     manager.unload("second")
     assert manager.loaded("second") is None
+    manager.close()
+
+
+def test_a_model_that_is_divided_is_not_unloaded() -> None:
+    manager, _ = manager_of(lost=lambda: None)
+    with pytest.raises(RequestError, match="divided among ranks"):
+        manager.unload("first")
     manager.close()
 
 

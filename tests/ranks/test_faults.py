@@ -30,6 +30,7 @@ def test_models_that_cannot_be_served_are_rejected_by_all_ranks(
     undivided = config_of(write_tiny("gemma3_text", tmp_path / "gemma3"))
     heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
     odd = config_of(write_model(tmp_path / "odd", **heads))
+    quantized = config_of(write_model(tmp_path / "quantized", intermediate_size=128))
     missing = replace(llama, model=str(tmp_path / "nothing"))
     jobs = [
         Job(load, undivided),
@@ -38,6 +39,8 @@ def test_models_that_cannot_be_served_are_rejected_by_all_ranks(
         Job(load, llama, faults={1: rank_faults.large_sums_are_wrong}),
         Job(load, replace(llama, max_adapters=1)),
         Job(load, llama, at_rank={1: replace(llama, num_blocks=16)}),
+        # As a machine does that has a GPU, in a model of other than float32.
+        Job(load, quantized, faults={1: rank_faults.weights_as_stored}),
     ]
     ranks = run_ranks(tmp_path, jobs)
     assert [rank.status for rank in ranks] == [0, 0], ranks[1].stderr
@@ -50,6 +53,8 @@ def test_models_that_cannot_be_served_are_rejected_by_all_ranks(
     assert any("16 blocks of 8 tokens" in line for line in first[5])
     assert all(text.startswith("ModelLoadError") for text in (*first[:5], *second[:5]))
     assert second[5] is None
+    assert "rank 1 has the numerics (mlx, no kernels, weights auto," in first[6]
+    assert first[6] == second[6]
 
 
 @pytest.fixture

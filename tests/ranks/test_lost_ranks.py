@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from scripts.server_process import ServerProcess, wait_until
-from tests.support.rank_servers import Answer, ask, ended, loading_ranks, ranks, url_of
+from tests.support.rank_servers import Answer, ask, ended, loading_ranks, ranks, settings, url_of
 
 pytestmark = pytest.mark.ranks
 KILLED = -signal.SIGKILL
@@ -58,12 +58,17 @@ def test_a_rank_that_is_killed_ends_the_first_with_errors_for_its_clients(time: 
 
 @pytest.mark.parametrize("time", TIMES)
 def test_a_first_rank_that_is_killed_ends_the_others(time: str) -> None:
-    with ranks() as processes:
+    shared = settings()
+    with ranks(**shared) as processes:
         first, second = processes
         answer = fail_at(time, processes, first.kill)
         assert ended(second) == [1]
         assert "rank 0 (mac0) is gone" in second.log
     assert answer is None or answer.is_cut
+    if time == "mid-stream":
+        # As supervisors do, at the same ports.
+        with ranks(**shared) as processes:
+            assert ask(url_of(processes[0]), num_tokens=5).is_done
 
 
 def test_a_rank_that_is_stopped_is_named_by_the_health_while_all_others_end() -> None:
@@ -83,11 +88,10 @@ def test_a_rank_that_is_stopped_is_named_by_the_health_while_all_others_end() ->
 
 def _first_failure(url: str) -> str:
     """Probe as a supervisor does; return what the first failure says."""
-    while True:
-        response = httpx.get(f"{url}/health", timeout=10)
-        if response.status_code != 200:
-            return str(response.json()["error"]["message"])
-        sleep(0.2)
+    with httpx.Client(timeout=10) as client:
+        while (response := client.get(f"{url}/health")).status_code == 200:
+            sleep(0.1)
+    return str(response.json()["error"]["message"])
 
 
 def test_a_first_rank_that_is_stopped_ends_the_others() -> None:

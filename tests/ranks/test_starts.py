@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from select import select
 
 import pytest
 
@@ -21,7 +22,9 @@ _SSH = """#!/bin/sh
 # Runs what it is told to on this machine, as a host would that is another one.
 echo "$@" >> "$0.log"
 while [ "$1" != -- ]; do shift; done
+[ "$2" = silent ] && exec cat
 [ "$2" = nowhere ] && { echo "ssh: Could not resolve hostname nowhere" >&2; exit 255; }
+[ -p "$0.open" ] && exec 9>"$0.open"
 exec env -i PATH="$PATH" HOME="$HOME" sh -c "$3"
 """
 
@@ -61,6 +64,17 @@ def test_the_first_rank_starts_the_others_and_ends_them(other: str, ssh: Path) -
         assert "BatchMode=yes" in said
         assert "MLX_RANK=1" in said
         assert "secret" not in said
+
+
+def test_no_rank_outlives_a_first_one_that_is_killed_before_all_are_there(ssh: Path) -> None:
+    is_open = Path(f"{ssh}.open")
+    os.mkfifo(is_open)
+    shared = settings(ranks=hosts("127.0.0.1", "mac1", "silent"), ranks_port=free_ports(4))
+    with rank(shared, PATH=path_with(ssh)) as first, is_open.open("rb") as held_by_second:
+        first.wait_for_line("waiting for 2 other ranks")
+        first.kill()
+        assert select([held_by_second], [], [], _START_SECONDS / 2)[0]
+        assert held_by_second.read() == b""
 
 
 def test_a_host_that_is_not_there_is_one_line(ssh: Path) -> None:

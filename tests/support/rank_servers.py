@@ -67,7 +67,7 @@ def settings(**changed: object) -> dict[str, object]:
 
 @contextmanager
 def ranks(**changed: object) -> Iterator[list[ServerProcess]]:
-    """Start two ranks, as supervisors do; yield them when they serve."""
+    """Start two ranks, as supervisors do; yield them when they serve.  `changed` may be all settings."""
     with loading_ranks(**changed) as processes:
         url_of(processes[0])
         yield processes

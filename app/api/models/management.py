@@ -51,6 +51,7 @@ async def unload_model(body: ModelName, request: Request) -> Accepted:
     Raises:
         Forbidden: the key is not one of an admin.
         ModelNotFound: there is no such model.
+        RequestError: it is divided among ranks.
     """
     check_admin(request)
     server_state(request).manager.unload(body.model)

@@ -92,6 +92,7 @@ def open_model(
     Raises:
         ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
     """
+    rank.consensus.check_same("the numerics", _numerics(platform))
     while True:
         try:
             opened = _try(config, platform, slices, rank)
@@ -106,6 +107,16 @@ def open_model(
         # There may be no room for another model beside the one that was loaded.
         release(platform)
         platform = opened.platform
+
+
+def _numerics(platform: Platform) -> str:
+    """Return what ranks must compute alike: what they add up has to be of one type, and the checks have to be the same."""
+    weights, kv = (
+        "auto" if dtype is None else dtype_name(dtype)
+        for dtype in (platform.weights_dtype, platform.kv_dtype)
+    )
+    kernels = "kernels" if platform.compiles_kernels else "no kernels"
+    return f"({platform.identity['platform']}, {kernels}, weights {weights}, keys and values {kv})"
 
 
 def _try(

@@ -1,6 +1,7 @@
 """Builds what each rank of a model needs: the engine of rank 0, and the executors of the others."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from batching.backend.builder.encoder import encoder_directory
@@ -13,6 +14,7 @@ from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
 from batching.ranks.links import Leader, Member
+from batching.ranks.lockstep.consensus import Following, Leading
 from batching.ranks.lockstep.steps import follow
 from batching.ranks.unserved import check_served
 
@@ -23,13 +25,13 @@ def build_ranked_engine(
     config: EngineConfig, leader: Leader, backend: str, slices: LoadSlices = ONE_SLICE
 ) -> LoadedEngine:
     """Build the engine of rank 0; see `batching.ranked_model`."""
-    _check(config, slices)
+    Leading(leader).each(partial(_check, config, slices))
     return build_engine(config, _AlikeSlices(slices), Rank.leading(leader, backend))
 
 
 def run_member(config: EngineConfig, member: Member, backend: str) -> None:
     """Open a part of a model, and run the steps of rank 0; see `batching.ranked_model`."""
-    _check(config, ONE_SLICE)
+    Following(member).each(partial(_check, config, ONE_SLICE))
     rank = Rank.following(member, backend)
     platform = choose_platform(config, is_divided=True)
     model = open_model(config, platform, _AlikeSlices(ONE_SLICE), rank)
@@ -57,6 +59,7 @@ class _AlikeSlices:
 
 
 def _check(config: EngineConfig, slices: LoadSlices) -> None:
+    """Check a configuration, which may ask the hub; then MLX connects the ranks, and stops all threads until each has come."""
     check_served(config)
     if encoder_directory(config, slices) is not None:
         raise ModelLoadError(f"{config.model} is an encoder, which is not divided among ranks")

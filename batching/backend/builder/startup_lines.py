@@ -20,8 +20,8 @@ def startup_lines(
     lines = {
         "model": f"{model_id} ({loaded.model_type}, {loaded.source})",
         "ranks": ""
-        if rank.is_alone
-        else f"{rank.consensus.num_ranks}; no step is queued while another one runs",
+        if rank.group is None
+        else f"{rank.group.size()}; no step is queued while another one runs",
         "device": platform.device_line(weights),
         "weights": loaded.storage,
         "kernels": platform.kernels_line(model.prepared.note),

@@ -40,7 +40,7 @@ class Rank:
     def following(cls, member: Member, backend: str) -> Self:
         """Join the others; see `leading`."""
         group = _joined(backend, member.rank)
-        return cls(Following(member, group.size()), group)
+        return cls(Following(member), group)
 
     @property
     def is_alone(self) -> bool:

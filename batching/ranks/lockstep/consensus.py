@@ -4,7 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import isnan, nan
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from batching.errors import ModelLoadError, printable
 from batching.ranks.links import Leader, Member
@@ -18,11 +18,7 @@ class Consensus(ABC):
     Rank 0 has the say: the others take what it has chosen, also where their own numbers round otherwise.
     """
 
-    num_ranks: int
-
-    @property
-    def is_alone(self) -> bool:
-        return self.num_ranks == 1
+    is_alone: ClassVar[bool] = False
 
     @abstractmethod
     def choose(self, value: T, choice: Callable[[Sequence[T]], T]) -> T:
@@ -46,13 +42,25 @@ class Consensus(ABC):
             result = func()
         except Exception as raised:
             error = raised
-        reasons = self.choose(_reason(error), _joined)
+        reasons = self.choose(_reason(error), union)
         if error is not None:
             raise error
         for rank, reason in enumerate(reasons):
             if reason:
                 raise ModelLoadError(f"rank {rank}: {reason}")
         return result  # type: ignore[return-value]
+
+    def check_same(self, what: str, text: str) -> None:
+        """Check that a text is the same on all ranks; `what` names it in the error.
+
+        Raises:
+            ModelLoadError: it is not; all raise it.
+            RankLost: a rank is gone.
+        """
+        expected, *others = self.choose([text], union)
+        for rank, found in enumerate(others, start=1):
+            if found != expected:
+                raise ModelLoadError(f"rank {rank} has {what} {found}, rank 0 has {expected}")
 
 
 def _reason(error: Exception | None) -> list[str]:
@@ -63,14 +71,10 @@ def _reason(error: Exception | None) -> list[str]:
     return [text if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {text}"]
 
 
-def _joined(lists: Sequence[list[T]]) -> list[T]:
-    return [each for some in lists for each in some]
-
-
 class Alone(Consensus):
     """The only rank."""
 
-    num_ranks = 1
+    is_alone = True
 
     def choose(self, value: T, choice: Callable[[Sequence[T]], T]) -> T:
         return choice([value])
@@ -86,7 +90,7 @@ class Leading(Consensus):
     """Rank 0."""
 
     def __init__(self, leader: Leader) -> None:
-        self._leader, self.num_ranks = leader, leader.num_ranks
+        self._leader = leader
 
     def choose(self, value: T, choice: Callable[[Sequence[T]], T]) -> T:
         of_others: list[T] = [json.loads(message) for message in self._leader.receive()]
@@ -98,8 +102,8 @@ class Leading(Consensus):
 class Following(Consensus):
     """Any other rank."""
 
-    def __init__(self, member: Member, num_ranks: int) -> None:
-        self._member, self.num_ranks = member, num_ranks
+    def __init__(self, member: Member) -> None:
+        self._member = member
 
     def choose(self, value: T, choice: Callable[[Sequence[T]], T]) -> T:
         self._member.send(_written(value))

@@ -5,6 +5,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -56,23 +57,31 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> 
     monkeypatch.setattr(sys, "executable", str(program(tmp_path / "a server", script)))
 
 
-def wait_for(capsys: pytest.CaptureFixture[str], *lines: str) -> str:
-    said = ""
-    while not all(line in said for line in lines):
-        said += capsys.readouterr().err
-    return said
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> "SimpleQueue[str]":
+    """The lines that are printed; a thread prints those of each process."""
+    lines: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr("app.ranks.launcher.print_stderr", lines.put)
+    return lines
+
+
+def wait_for(said: "SimpleQueue[str]", *beginnings: str) -> None:
+    """Wait for lines, in any order."""
+    missing = set(beginnings)
+    while missing:
+        line = said.get(timeout=30)
+        missing -= {each for each in missing if line.startswith(each)}
 
 
 def test_ranks_are_started_here_and_by_ssh_and_end_when_they_are_told_to(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: "SimpleQueue[str]"
 ) -> None:
     serve_with(monkeypatch, tmp_path, _PRINTS)
     with launcher("127.0.0.1", "mac2", socket.gethostname()) as started:
         started.start()
-        wait_for(capsys, *(f'rank {n}: rank {n} of {{"hosts": [{{"ssh":' for n in (1, 2, 3)))
+        wait_for(said, *(f'rank {n}: rank {n} of {{"hosts": [{{"ssh":' for n in (1, 2, 3)))
         started.check()
-        said = (tmp_path / "ssh.log").read_text()
-        options, _, line = said.partition(" -- mac2 ")
+        options, _, line = (tmp_path / "ssh.log").read_text().partition(" -- mac2 ")
         assert options == "-o BatchMode=yes -o ConnectTimeout=10"
         assert line.startswith(f"cd {Path.cwd()} && exec env ")
         assert "secret" not in line
@@ -81,19 +90,33 @@ def test_ranks_are_started_here_and_by_ssh_and_end_when_they_are_told_to(
 
 
 def test_one_that_does_not_end_is_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: "SimpleQueue[str]"
 ) -> None:
     serve_with(monkeypatch, tmp_path, _PRINTS)
     monkeypatch.setattr("app.ranks.launcher._END_SECONDS", 0.01)
     with launcher("127.0.0.1") as started:
         started.start()
-        wait_for(capsys, "rank 1: rank 1 of")
+        wait_for(said, "rank 1: rank 1 of")
         started.close()
         assert started._started[0].process.returncode == -9
 
 
+def test_one_whose_rank_0_is_gone_reads_the_end_of_its_input(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: "SimpleQueue[str]"
+) -> None:
+    serve_with(monkeypatch, tmp_path, 'cat; echo "$MLX_RANK_LAUNCHED: the end"')
+    with launcher("127.0.0.1", "mac2") as started:
+        started.start()
+        for each in started._started:
+            assert each.process.stdin is not None
+            assert each.process.poll() is None
+            # As the system does when the process has ended.
+            each.process.stdin.close()
+        wait_for(said, "rank 1: 1: the end", "rank 2: 1: the end")
+
+
 def test_one_that_ends_is_named_with_its_last_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: "SimpleQueue[str]"
 ) -> None:
     serve_with(monkeypatch, tmp_path, _FAILS)
     with launcher("mac1") as started:
@@ -102,7 +125,7 @@ def test_one_that_ends_is_named_with_its_last_line(
         with pytest.raises(CannotJoin) as error:
             started.check()
         assert str(error.value) == "rank 1 (mac1) has ended with status 3: two"
-        wait_for(capsys, "rank 1: one\n", "rank 1: two\n")
+        wait_for(said, "rank 1: one", "rank 1: two")
 
 
 def test_one_that_ends_without_a_word_is_named(
@@ -146,6 +169,7 @@ def test_other_ranks_get_the_settings_of_the_model_and_no_secrets() -> None:
     assert variables.pop("PYTHONPATH") == str(Path(__file__).parents[3])
     assert variables == {
         "MLX_RANK": "1",
+        "MLX_RANK_LAUNCHED": "1",
         "MLX_SERVER_RANKS": plan.hostfile.to_json(),
         "MLX_SERVER_RANKS_BACKEND": "ring",
         "MLX_SERVER_RANKS_HOST": "127.0.0.1",

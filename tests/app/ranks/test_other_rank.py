@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
@@ -180,6 +181,22 @@ def test_a_signal_makes_it_leave() -> None:
 
     status, end = served(run, until_the_end)
     assert (status, str(end)) == (128 + 15, "rank 1 (mac1) was stopped by SIGTERM")
+
+
+def test_it_leaves_when_the_rank_0_that_has_started_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, config = planned()
+    statuses: SimpleQueue[int] = SimpleQueue()
+    reader, writer = os.pipe()
+    os.write(writer, b"what is written does not count")
+    os.close(writer)
+    monkeypatch.setenv("MLX_RANK_LAUNCHED", "1")
+    with open(reader) as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        with pytest.raises(CannotJoin):
+            serve_other_rank(plan, config, 0.3, leave=statuses.put)
+        assert statuses.get(timeout=30) == 1
 
 
 def test_a_rank_0_that_does_not_come_is_named() -> None:

@@ -27,7 +27,7 @@ def at_all_ranks(func: Callable[[Consensus, int], T], num_ranks: int = 3) -> lis
     """Call a function at each rank, with its number; return what it returns or raises there."""
     with linked(num_ranks) as links, ThreadPoolExecutor(num_ranks) as threads:
         ranks: list[Consensus] = [Leading(links.leader)]
-        ranks += (Following(member, num_ranks) for member in links.members)
+        ranks += (Following(member) for member in links.members)
         futures = [threads.submit(func, each, rank) for rank, each in enumerate(ranks)]
         return [each.exception() or each.result() for each in futures]  # type: ignore[misc]
 
@@ -76,6 +76,14 @@ def test_if_a_function_fails_at_one_rank_all_fail(error: Exception, line: str) -
 
 def test_if_a_function_fails_nowhere_each_rank_has_its_own_result() -> None:
     assert at_all_ranks(lambda consensus, rank: consensus.each(lambda: rank)) == [0, 1, 2]
+
+
+def test_what_must_be_the_same_is_named_by_all_where_it_is_not() -> None:
+    found = at_all_ranks(lambda each, rank: each.check_same("a device", "GPU" if rank else "CPU"))
+    assert [(type(each), str(each)) for each in found] == [
+        (ModelLoadError, "rank 1 has a device GPU, rank 0 has CPU")
+    ] * 3
+    assert at_all_ranks(lambda each, rank: each.check_same("a device", "CPU")) == [None] * 3
 
 
 def test_a_process_alone_asks_no_other() -> None:

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ def test_settings_that_ranks_do_not_serve_are_named(setting: str, value: Any, na
 
 def test_no_rank_opens_a_model_with_such_a_setting() -> None:
     config = EngineConfig(model="m", model_id="m", max_adapters=1)
-    with linked(2) as links:
+    with linked(2) as links, ThreadPoolExecutor(1) as threads:
+        followed = threads.submit(run_member, config, links.members[0], "ring")
         with pytest.raises(ModelLoadError, match="MAX_ADAPTERS"):
             build_ranked_engine(config, links.leader, "ring", ONE_SLICE)
         with pytest.raises(ModelLoadError, match="MAX_ADAPTERS"):
-            run_member(config, links.members[0], "ring")
+            followed.result(30)

@@ -10,12 +10,14 @@ import mlx.nn as nn
 import pytest
 
 from batching.backend.builder.opening import OpenModel, open_model
+from batching.backend.builder.ranked import build_ranked_engine
 from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.mlx import MLXPlatform
 from batching.backend.vision.opening import open_vision
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
 from batching.engine.load_slices import ONE_SLICE
+from batching.errors import RankLost
 from batching.inputs.sampling_params import SamplingParams
 from batching.model_info import NoVision
 from batching.pooling import PoolingParams, PoolingType
@@ -104,6 +106,21 @@ def test_what_follows_has_the_same_pool(models: list[OpenModel]) -> None:
     pools = [each.runner.cache.arrays for each in (first, other)]
     assert len(pools[0]) == len(pools[1]) > 0
     assert all(map(mx.array_equal, *pools))
+
+
+def test_mlx_connects_no_rank_before_all_are_about_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops all threads until the others have come, and so the signs of life."""
+
+    class LostLeader(RecordingLeader):
+        def receive(self) -> Sequence[bytes]:
+            raise RankLost(1, "is gone")
+
+    monkeypatch.setattr(mx.distributed, "init", lambda **_: pytest.fail("MLX waits for others"))
+    config = EngineConfig(model=str(tmp_path), model_id="tiny")
+    with pytest.raises(RankLost):
+        build_ranked_engine(config, LostLeader(), "ring")
 
 
 def test_images_are_not_served_by_several_ranks(tmp_path: Path) -> None:
