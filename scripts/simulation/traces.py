@@ -75,8 +75,8 @@ def chat(replicas: int, rng: Random) -> Trace:
 
 
 def tenants(replicas: int, rng: Random) -> Trace:
-    """Return short questions behind instructions of their tenant; a pool has room for those of four."""
-    systems = [_words(rng, 650) for _ in range(3 * replicas)]
+    """Return short questions behind instructions of their tenant; a pool has room for those of three."""
+    systems = [_words(rng, 850) for _ in range(2 * replicas)]
 
     def session() -> Session:
         return Session(rng.choice(systems), (Turn(_words(rng, 12), 8),))
@@ -90,7 +90,7 @@ def answers(replicas: int, rng: Random) -> Trace:
     def session() -> Session:
         return Session(_words(rng, 12), (Turn(_words(rng, 12), rng.randint(80, 240)),))
 
-    return Trace("answers", _clients(8 * replicas, 3, session), 88)
+    return Trace("answers", _clients(8 * replicas, 8, session), 88)
 
 
 TRACES: Final[dict[str, Callable[[int, Random], Trace]]] = {

@@ -76,7 +76,7 @@ def measure(setup: Setup, trace: Trace, router: MeasuredSmg, behind: Sequence[Re
 
 
 def router_cost(both: Sequence[Replica], folder: Path) -> float:
-    """Return the microseconds of a core that smg uses for a request with a prompt of some 700 tokens."""
+    """Return the microseconds of a core that smg uses for a request with a prompt of some 900 tokens."""
     [session, *_], *_ = make_trace("tenants", 1, seed=-1).clients
     short = session._replace(turns=(session.turns[0]._replace(max_tokens=1),))
     trace = Trace("router", ((short,) * 25,) * 8, NUM_BLOCKS)
