@@ -4,7 +4,8 @@ import io
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from enum import Enum, EnumType
+from typing import Any, Final, cast
 
 from batching.adapters.adapter import Adapter
 from batching.adapters.slots import AdapterLoad
@@ -97,6 +98,15 @@ class _Reader(pickle.Unpickler):
     """Finds the classes of plans, and no other."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (found := _BY_NAME.get((module, name))) is not None:
             return found
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a plan")
+
+
+def _member(kind: object, name: str) -> Enum:
+    """Return a member of an enumeration, which early versions of Python 3.11 write as an attribute of its class."""
+    if isinstance(kind, EnumType) and kind in _CLASSES and name in kind.__members__:
+        return cast(Enum, kind.__members__[name])
+    raise pickle.UnpicklingError(f"{name} is no part of a plan")

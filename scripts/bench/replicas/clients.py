@@ -52,9 +52,11 @@ async def serve(trace: Trace, url: str, *, streams: bool) -> list[Served]:
 
         ask = streamed if streams else whole
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_client(each, ask)) for each in trace.clients]
-        except* RequestFailed as failed:
+            async with asyncio.TaskGroup() as running:
+                tasks = [running.create_task(_client(each, ask)) for each in trace.clients]
+        except ExceptionGroup as group:
+            if (failed := group.subgroup(RequestFailed)) is None:
+                raise
             raise failed.exceptions[0] from None
     return [served for task in tasks for served in task.result()]
 

@@ -2,9 +2,11 @@
 
 import os
 import pickle
+from typing import Any
 
 import pytest
 
+from batching.block_store.keys import Kind
 from batching.constraints.grammar import Grammar
 from batching.constraints.grammar_text import GrammarText, choice_grammar
 from batching.constraints.protocol import AllowedTokens
@@ -55,9 +57,33 @@ class Harmful:
         return os.system, ("false",)
 
 
+class AsAttribute:
+    """What is written as an attribute of a class, as early versions of Python 3.11 do with members of enumerations."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self._kind, self._name = kind, name
+
+    def __reduce__(self) -> tuple[object, tuple[type, str]]:
+        return getattr, (self._kind, self._name)
+
+
+def test_a_member_of_an_enumeration_is_read_from_any_version_of_python() -> None:
+    written: Any = AsAttribute(Kind, Kind.BLOCK.name)
+    read: Any = decode(encode(StepPlan((), ended=(written,))), not_compiled).ended
+    assert read == (Kind.BLOCK,)
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", b"no pickle", pickle.dumps([1]), pickle.dumps(Harmful()), pickle.dumps(os.path.join)],
+    [
+        b"",
+        b"no pickle",
+        pickle.dumps([1]),
+        pickle.dumps(Harmful()),
+        pickle.dumps(os.path.join),
+        pickle.dumps(AsAttribute(StepPlan, "__init__")),
+        pickle.dumps(AsAttribute(os._Environ, "get")),
+    ],
 )
 def test_other_bytes_are_rejected_and_run_nothing(data: bytes) -> None:
     with pytest.raises(InvalidPlan):
