@@ -74,8 +74,7 @@ class SchedulerManager:
         build: makes the engine of a configuration, in the MLX thread; None is the MLX backend.
         capacity: bytes of all models together; None is no limit.
         min_resident: see `Residency`.
-        need: returns what a model is expected to take, None if that is not known; it is asked when that is
-            needed, until it is known.
+        need: returns what a model is expected to take, None if that is not known yet, so that it is asked again.
         lost: returns why the ranks that the model is divided among can compute no more; None if it is not divided.
 
         Raises:

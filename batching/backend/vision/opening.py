@@ -63,13 +63,8 @@ def open_vision(
     declared = declared_vision(config, folder)
     if isinstance(declared, NoVision):
         return declared
-    if is_divided:
-        return NoVision("is served without its vision part, which is not divided among ranks")
-    if declared.max_span > most_uncut:
-        return NoVision(
-            f"is served without its vision part: {declared.max_span} tokens of an image see each other, and a step "
-            f"has room for {most_uncut} of a prompt: a larger max_num_batched_tokens would do"
-        )
+    if reason := _why_not_here(declared.max_span, most_uncut, is_divided=is_divided):
+        return NoVision(f"is served without its vision part{reason}")
     tower = _tower(folder, config, dtype, changes)
     if isinstance(tower, NoVision):
         return tower
@@ -91,6 +86,18 @@ def open_vision(
         sum(array.nbytes for array in tower.weights),
         seeing_ahead_of(config),
     )
+
+
+def _why_not_here(max_span: int, most_uncut: int, *, is_divided: bool) -> str:
+    """Return why this server cannot serve the vision part of a model that has one; empty if it can."""
+    if is_divided:
+        return ", which is not divided among ranks"
+    if max_span > most_uncut:
+        return (
+            f": {max_span} tokens of an image see each other, and a step has room for {most_uncut} of a prompt: a "
+            "larger max_num_batched_tokens would do"
+        )
+    return ""
 
 
 def _tower(
