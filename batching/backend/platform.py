@@ -250,13 +250,12 @@ class Platform(ABC):
     @abstractmethod
     def kernels_line(self, note: str) -> str: ...
 
-    def memory_line(self, wired: int) -> str:
-        """Return the limits of memory; `wired` is in bytes."""
-        return ""
+    def wire(self) -> str:
+        """Keep in place what is in memory now, once that is all of a model; return the limits of memory.
 
-    def wire(self) -> int:
-        """Keep in place what is in memory now, once that is all of a model; return how many bytes."""
-        return 0
+        They are for the start-up banner; empty if there are none.
+        """
+        return ""
 
     def release(self) -> None:  # noqa: B027
         """Give memory back to the system that belonged to a model which is gone."""

@@ -62,8 +62,8 @@ def _engine(config: EngineConfig, model: OpenModel, rank: Rank) -> LoadedEngine:
     )
     if rank.leader is not None:
         executor.lead(Lockstep(rank.leader))
-    wired = model.platform.wire()
-    lines = startup_lines(config.model_id, model, wired, rank)
+    memory_limits = model.platform.wire()
+    lines = startup_lines(config.model_id, model, memory_limits, rank)
     sizes = model.sizes
     adapters = model.adapters
     of_slots = adapters.num_bytes if isinstance(adapters, OpenAdapters) else 0

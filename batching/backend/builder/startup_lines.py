@@ -11,9 +11,9 @@ from batching.pooling import Embeddings, NoEmbeddings
 
 
 def startup_lines(
-    model_id: str, model: OpenModel, wired: int, rank: Rank = ONLY_RANK
+    model_id: str, model: OpenModel, memory_limits: str, rank: Rank = ONLY_RANK
 ) -> tuple[str, ...]:
-    """Return the lines for a model that is open; `wired` is in bytes."""
+    """Return the lines for a model that is open; `memory_limits` is what `Platform.wire` has returned."""
     loaded, platform, limits = model.loaded, model.platform, model.sizes.limits
     dtype = platform.weights_dtype
     weights = "as stored" if dtype is None else dtype_name(dtype)
@@ -32,7 +32,7 @@ def startup_lines(
         "images": _images_line(model.vision),
         "adapters": _adapters_line(model),
         "batch": f"up to {limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step",
-        "memory": _memory_line(platform.memory_line(wired)),
+        "memory": _memory_line(memory_limits),
     }
     return tuple(f"{name:<10}{line}" for name, line in lines.items() if line)
 

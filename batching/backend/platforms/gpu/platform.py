@@ -141,11 +141,8 @@ class GPUPlatform(Platform):
     def kernels_line(self, note: str) -> str:
         return f"of the KV cache: {f'off: {self.reason}' if self.kernels is None else self.kernels}"
 
-    def wire(self) -> int:
-        return self.memory.wire()
-
-    def memory_line(self, wired: int) -> str:
-        return self.memory.limits_line(wired)
+    def wire(self) -> str:
+        return self.memory.limits_line(self.memory.wire())
 
     def release(self) -> None:
         self.memory.unwire()
