@@ -121,7 +121,7 @@ class ServerState:
         reasons = {
             engine.model.model_id: reason
             for engine in self.manager.engines
-            if (reason := engine.unhealthy_reason) is not None
+            if (reason := engine.health.unhealthy_reason) is not None
         }
         if not reasons or self.manager.lost_rank is not None:
             return self.manager.unhealthy_reason

@@ -36,8 +36,8 @@ from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
 from batching.engine.request_checks import check_generates, check_input, check_token_ids
-from batching.engine.stream_router import NOT_IN_USE, AdaptersInUse
-from batching.engine.token_stream import TokenStream
+from batching.engine.streams.stream_router import NOT_IN_USE, AdaptersInUse
+from batching.engine.streams.token_stream import TokenStream
 from batching.errors import (
     AdapterError,
     ContextLengthExceeded,

@@ -133,7 +133,7 @@ class EngineWatch:
             while True:
                 snapshot = await self.engine.snapshot()
                 began = perf_counter()
-                reason = self.engine.unhealthy_reason
+                reason = self.engine.health.unhealthy_reason
                 self._publish(encode_frame(snapshot, counts.read(), reason))
                 cost = snapshot.duration + perf_counter() - began
                 await asyncio.sleep(max(INTERVAL, cost / _MAX_SHARE))

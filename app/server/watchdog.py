@@ -61,7 +61,7 @@ class Watchdog:
             return
         lost = self._service.manager.lost_rank
         for engine in self._service.manager.engines:
-            if lost is not None or engine.is_stalled:
+            if lost is not None or engine.health.is_stalled:
                 engine.fail_streams(lost or EngineStalled())
         if before is None:
             logger.error("%s; /health responds with 503", self._reason)

@@ -2,14 +2,14 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Final, TypeVar
+from typing import TypeVar
 from weakref import WeakSet
 
 from batching.adapters.adapter import NoAdapters
@@ -17,6 +17,8 @@ from batching.adapters.files.adapter_file import AdapterFile
 from batching.adapters.files.fitting import fit
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.grammar import GrammarCompiler
+from batching.engine.acceptance import Acceptance
+from batching.engine.health import EngineHealth
 from batching.engine.jobs import Load
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
@@ -24,15 +26,9 @@ from batching.engine.memory_use import MemoryUse
 from batching.engine.mlx_thread import MLXThread
 from batching.engine.request_checks import check_request
 from batching.engine.served_engine import ServedEngine
-from batching.engine.stream_router import AdaptersInUse, StreamRouter
-from batching.engine.token_stream import Backlog, TokenStream
-from batching.errors import (
-    AdapterError,
-    DeadlineExceeded,
-    EngineError,
-    EngineStalled,
-    EngineStopped,
-)
+from batching.engine.streams.stream_router import AdaptersInUse, StreamRouter
+from batching.engine.streams.token_stream import Backlog, TokenStream
+from batching.errors import AdapterError, EngineError, EngineStalled, EngineStopped
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo
 from batching.request import BatchRequest
@@ -40,10 +36,6 @@ from batching.scheduling.snapshot import EngineSnapshot
 from batching.steps.observer import EngineObserver, SequenceStats
 from batching.steps.stats import SchedulerStats
 from batching.steps.token_output import FinishReason
-
-# One may be due to a poisoned request or to a passing shortage; this many without a completion
-# in between are the engine's fault.
-_MAX_FAILED_STEPS: Final = 3
 
 T = TypeVar("T")
 
@@ -54,12 +46,11 @@ class AsyncEngine:
     The MLX thread owns the engine and every `mlx.array`; the event loop owns the `StreamRouter` and all
     streams.
 
-    All methods belong to the event loop, except `start()`, `stop()`, `check()` and the health properties
-    (`is_alive`, `is_stalled`, `seconds_since_step`, `unhealthy_reason`), which any thread may use.  When
-    the engine stops, every open stream and pending call raises EngineStopped, or its subclass
-    EngineClosed after `stop()`.
+    All methods belong to the event loop, except `start()`, `stop()`, `check()` and `is_alive`, which any
+    thread may use.  When the engine stops, every open stream and pending call raises EngineStopped, or
+    its subclass EngineClosed after `stop()`.
 
-    model, grammars, startup_lines, memory: available once the model is loaded.
+    model, grammars, startup_lines, memory, health: available once the model is loaded.
     adapter: what is added to the model for all that is submitted; see `adapted`.
     """
 
@@ -67,6 +58,7 @@ class AsyncEngine:
     grammars: GrammarCompiler
     startup_lines: tuple[str, ...]
     memory: MemoryUse
+    health: EngineHealth
     adapter: AdapterFile | None = None
 
     def __init__(
@@ -93,8 +85,6 @@ class AsyncEngine:
         self._thread = MLXThread(clock) if thread is None else thread
         self._load = Load(build, self._router)
         self._served: ServedEngine | None = None
-        # Each fails with the streams that the engine has not accepted yet.
-        self._unaccepted: set[asyncio.Future[None]] = set()
         # Those that are known to fit.
         self._fitting = WeakSet[AdapterFile]()
 
@@ -121,6 +111,14 @@ class AsyncEngine:
         self.grammars = GrammarCompiler(
             self.model.tokenizer, self.model.vocab_size, self.model.eos_token_ids
         )
+        self.health = EngineHealth(
+            served,
+            self._thread,
+            self._router,
+            step_timeout=self._step_timeout,
+            clock=self._clock,
+        )
+        self._acceptance = Acceptance(self.health)
         self._served = served
 
     def start(self) -> None:
@@ -175,31 +173,6 @@ class AsyncEngine:
         """False before the model is loaded, and once the engine has stopped, by itself or by `stop()`."""
         return self._served is not None and self._served.ended_with is None
 
-    @property
-    def is_stalled(self) -> bool:
-        """True while a step takes longer than the step timeout, of this engine or another one."""
-        return self._thread.busy_time > self._step_timeout
-
-    def excuse(self, seconds: float) -> None:
-        """Do not count seconds that have just passed for the step timeout."""
-        self._thread.excuse(seconds)
-
-    @property
-    def seconds_since_step(self) -> float:
-        """Seconds since the end of the last step; it also grows while the engine is idle."""
-        return self._clock() - self._router.last_step_ended
-
-    @property
-    def unhealthy_reason(self) -> str | None:
-        """Why the engine is unhealthy, as a message for the operator; None while it is healthy."""
-        if not self.is_alive:
-            return "the engine has stopped"
-        if self.is_stalled:
-            return f"a step of the model has not ended for {self._thread.busy_time:.0f} s"
-        if (num_failed := self._router.num_failed_steps) >= _MAX_FAILED_STEPS:
-            return f"{num_failed} steps failed since a completion was finished"
-        return None
-
     def adapted(self, adapter: AdapterFile) -> "AsyncEngine":
         """Return this engine with an adapter, as a model of its own, with the name of that.
 
@@ -247,7 +220,7 @@ class AsyncEngine:
             DeadlineExceeded: the time limit was over before the engine accepted the requests.
             EngineStopped, EngineStalled: the engine cannot serve requests.
         """
-        if self.is_stalled:
+        if self.health.is_stalled:
             raise EngineStalled
         requests: list[BatchRequest] = []
         for spec in specs:
@@ -285,9 +258,7 @@ class AsyncEngine:
         if isinstance(error, EngineStopped) and self._served is not None:
             # Its thread may never say so.
             self._served.ended_with = error
-        for waiting in self._unaccepted:
-            if not waiting.done():
-                waiting.set_exception(error.with_traceback(None))
+        self._acceptance.fail(error)
         for request_id in self._router.fail_all(error, self._clock()):
             self._abort(request_id)
 
@@ -304,38 +275,11 @@ class AsyncEngine:
         self._router.open(stream, ids)
         try:
             added = self.call(lambda engine: engine.add(*requests))
-            await self._await_with_timeout(time_limit, added)
+            await self._acceptance.wait(added, time_limit)
         except BaseException:
             stream.close()
             raise
         return stream
-
-    async def _await_with_timeout(self, time_limit: float | None, job: Awaitable[None]) -> None:
-        """Wait until the engine has accepted the requests, which it does between two steps."""
-        has_deadline = time_limit is not None and time_limit < self._step_timeout
-        timeout = time_limit if has_deadline else self._step_timeout
-        added = asyncio.ensure_future(job)
-        failed = asyncio.get_running_loop().create_future()
-        self._unaccepted.add(failed)
-        first = asyncio.FIRST_COMPLETED
-        try:
-            while not (
-                ended := (await asyncio.wait([added, failed], timeout=timeout, return_when=first))[
-                    0
-                ]
-            ):
-                if has_deadline:
-                    raise DeadlineExceeded
-                # Else it is this process that did not run meanwhile.
-                await asyncio.sleep(0)
-                if self.is_stalled:
-                    raise EngineStalled
-            for each in ended:
-                each.result()
-        finally:
-            self._unaccepted.discard(failed)
-            failed.cancel()
-            added.cancel()
 
     def _release(self, request_id: int, reason: FinishReason) -> None:
         """Stop routing to a request, and abort it if it has not ended."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from batching.engine.load_slices import LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.served_engine import ServedEngine
-from batching.engine.stream_router import StreamRouter
+from batching.engine.streams.stream_router import StreamRouter
 from batching.errors import EngineStopped
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.engine.loaded_engine import LoadedEngine
-from batching.engine.stream_router import StreamRouter
+from batching.engine.streams.stream_router import StreamRouter
 from batching.errors import EngineStopped
 from batching.scheduling.engine_turns import ALONE, Demand, Turn
 

@@ -29,8 +29,8 @@ async def read_metrics(request: Request) -> Response:
 def _read(engine: AsyncEngine, state: EngineState, enable_prefix_cache: bool) -> None:
     state.stats = engine.latest_stats
     state.adapters = engine.adapters_in_use
-    state.is_healthy = engine.unhealthy_reason is None
-    state.seconds_since_step = engine.seconds_since_step
+    state.is_healthy = engine.health.unhealthy_reason is None
+    state.seconds_since_step = engine.health.seconds_since_step
     state.set_cache_config(
         block_size=state.stats.block_size,
         num_blocks=state.stats.num_blocks,

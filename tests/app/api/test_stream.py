@@ -20,7 +20,7 @@ from app.api.sse import EventStream
 from app.generation.job import build_job
 from app.generation.params import GenerationParams
 from app.generation.submit import submit
-from batching.engine.token_stream import Backlog
+from batching.engine.streams.token_stream import Backlog
 from tests.support.speaker import (
     ENDLESS_BLOCKS,
     MODEL_ID,

@@ -297,14 +297,14 @@ class TestWatchdog:
             assert caplog.text == ""
             waiting = asyncio.create_task(server.chat())
             await asyncio.to_thread(server.gate.reached.wait)
-            server.engine._step_timeout = 0.0
+            server.engine.health.step_timeout = 0.0
             watchdog.check()
             watchdog.check()
             response = await waiting
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "engine_stalled"
             assert (await server.chat()).status_code == 503
-            server.engine._step_timeout = 60.0
+            server.engine.health.step_timeout = 60.0
             watchdog.check()
         assert len(failures) == 1
         first, second = [
@@ -325,7 +325,7 @@ class TestWatchdog:
             await asyncio.to_thread(server.gate.reached.wait)
             engines = server.manager.engines
             assert [engine.model.model_id for engine in engines] == ["b"]
-            engines[0]._step_timeout = 0.0
+            engines[0].health.step_timeout = 0.0
             watchdog.check()
             response = await waiting
             health = await server.client.get("/health")
@@ -346,7 +346,7 @@ class TestWatchdog:
             await asyncio.to_thread(server.gate.reached.wait)
             # The engine cannot accept it.
             waiting = asyncio.create_task(server.chat())
-            while not server.engine._unaccepted:  # noqa: ASYNC110 - nothing tells of it
+            while not server.engine._acceptance._failures:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0)
             watchdog.check()
             assert not failures
@@ -417,9 +417,9 @@ class TestWatchdog:
             stopwatch = server.engine._thread._stopwatch
             clock = stopwatch._clock
             monkeypatch.setattr(stopwatch, "_clock", lambda: clock() + 1000)
-            assert server.engine.is_stalled
+            assert server.engine.health.is_stalled
             watchdog.tick(0.0, 1000)
-            assert not server.engine.is_stalled
+            assert not server.engine.health.is_stalled
             server.gate.open()
             assert (await waiting).status_code == 200
         assert ticks == [1000]

@@ -12,8 +12,8 @@ from batching.config import SchedulerConfig
 from batching.engine.async_engine import AsyncEngine
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
-from batching.engine.stream_router import StreamRouter
-from batching.engine.token_stream import Backlog, TokenStream
+from batching.engine.streams.stream_router import StreamRouter
+from batching.engine.streams.token_stream import Backlog, TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -234,15 +234,15 @@ async def test_three_failed_steps_are_unhealthy_until_a_completion_is_finished()
     async with running() as (thread, runner):
         runner.fail = RuntimeError("injected")
         for _ in range(3):
-            assert thread.unhealthy_reason is None
+            assert thread.health.unhealthy_reason is None
             with pytest.raises(RequestFailed):
                 await collect(await thread.submit(specs([[1]])))
-        assert thread.unhealthy_reason == "3 steps failed since a completion was finished"
+        assert thread.health.unhealthy_reason == "3 steps failed since a completion was finished"
         runner.fail = None
         await collect(await thread.submit(specs([[1]], max_tokens=1)))
-        assert thread.unhealthy_reason is None
+        assert thread.health.unhealthy_reason is None
         await asyncio.to_thread(thread.stop)
-        assert thread.unhealthy_reason == "the engine has stopped"
+        assert thread.health.unhealthy_reason == "the engine has stopped"
 
 
 def test_a_completion_that_its_caller_finishes_is_a_finished_one() -> None:
@@ -402,15 +402,15 @@ async def test_what_is_held_back_comes_with_the_last_output_and_not_before_an_er
 
 async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
     async with running(gate_is_open=False, step_timeout=0.02) as (thread, runner):
-        assert not thread.is_stalled
+        assert not thread.health.is_stalled
         thread.observer = watcher = Watcher()
         stream = await thread.submit(specs([[1]]))
         await asyncio.to_thread(runner.is_running.wait)
         with pytest.raises(EngineStalled):
             await thread.submit(specs([[2]]))
-        assert thread.is_stalled
-        assert thread.unhealthy_reason is not None
-        assert thread.unhealthy_reason.startswith("a step of the model has not ended for ")
+        assert thread.health.is_stalled
+        assert thread.health.unhealthy_reason is not None
+        assert thread.health.unhealthy_reason.startswith("a step of the model has not ended for ")
         # Rejected at once now, without waiting.
         with pytest.raises(EngineStalled):
             await thread.submit(specs([[3]]))
@@ -421,7 +421,7 @@ async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
         assert watcher.ended[-1].finish_reason is FinishReason.ERROR
         runner.gate.set()
         assert await is_idle(thread)
-        assert thread.unhealthy_reason is None
+        assert thread.health.unhealthy_reason is None
 
 
 async def test_a_wait_that_is_longer_than_the_step_is_waited_on() -> None:
@@ -441,15 +441,15 @@ async def test_a_wait_that_is_longer_than_the_step_is_waited_on() -> None:
 async def test_seconds_that_are_excused_count_for_the_step_in_which_they_pass() -> None:
     clock = FakeClock()
     async with running(gate_is_open=False, step_timeout=5.0, clock=clock) as (thread, runner):
-        thread.excuse(100.0)
+        thread._thread.excuse(100.0)
         stream = await thread.submit(specs([[1]], max_tokens=1))
         await asyncio.to_thread(runner.is_running.wait)
         clock.now += 6.0
-        assert thread.is_stalled
-        thread.excuse(3.0)
-        assert not thread.is_stalled
+        assert thread.health.is_stalled
+        thread._thread.excuse(3.0)
+        assert not thread.health.is_stalled
         clock.now += 3.0
-        assert thread.is_stalled
+        assert thread.health.is_stalled
         runner.gate.set()
         await collect(stream)
 
@@ -645,11 +645,11 @@ def test_a_closed_event_loop_gets_nothing() -> None:
     assert not thread.is_alive
 
 
-def test_the_time_since_a_step_counts_from_the_start() -> None:
+async def test_the_time_since_a_step_counts_from_the_start() -> None:
     clock = FakeClock(5.0)
-    thread = AsyncEngine(lambda _: load(), clock=clock)
-    clock.now = 8.0
-    assert thread.seconds_since_step == 3.0
+    async with running(clock=clock) as (thread, _):
+        clock.now = 8.0
+        assert thread.health.seconds_since_step == 3.0
 
 
 def test_stopping_what_was_never_started_does_not_wait() -> None:

@@ -21,7 +21,7 @@ from batching.engine.async_engine import AsyncEngine
 from batching.engine.load_slices import ONE_SLICE, LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
-from batching.engine.token_stream import TokenStream
+from batching.engine.streams.token_stream import TokenStream
 from batching.errors import EngineClosed, EngineStopped, ModelLoadError, RankLost
 from batching.prefix_cache import HashChain
 from batching.steps.observer import Observers, StepRecord
@@ -301,7 +301,7 @@ async def test_an_engine_that_fails_ends_alone(caplog: pytest.LogCaptureFixture)
             await collect(failing)
         assert await collect(stream) == expected_output([1, 2], 30)
         assert (good.is_alive, broken.is_alive) == (True, False)
-        assert broken.unhealthy_reason == "the engine has stopped"
+        assert broken.health.unhealthy_reason == "the engine has stopped"
         # Its memory is given back, once.
         await asyncio.wrap_future(broken.end())
         assert closed == ["broken"]

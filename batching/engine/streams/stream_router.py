@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from batching.engine.token_stream import TokenStream
+from batching.engine.streams.token_stream import TokenStream
 from batching.errors import EngineError
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.steps.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord

@@ -1,0 +1,1 @@
+"""The streams of tokens, from the engine to the callers in the event loop."""
