@@ -7,6 +7,9 @@ MLX are the concern of `batching.backend`, which is imported only when the first
 from batching.adapters.files.adapter_file import AdapterFile
 from batching.adapters.files.references import resolve_adapter
 from batching.adapters.files.registry import ServedAdapter
+from batching.backend_calls.export import export_gguf
+from batching.backend_calls.machine import Machine, report_backend, this_machine
+from batching.backend_calls.ranked_model import build_ranked_engine, fetch_model, run_member
 from batching.block_store.inventory import (
     CacheInUse,
     CheckedFile,
@@ -60,7 +63,6 @@ from batching.errors import (
     SlowReader,
     UnsupportedKVDType,
 )
-from batching.export import export_gguf
 from batching.fit.estimate import MemoryEstimate, estimate
 from batching.fit.weights import Compute
 from batching.host.backend_report import BackendReport
@@ -82,7 +84,6 @@ from batching.kv_cache.cache_events import (
     CacheEvent,
     CacheEventSink,
 )
-from batching.machine import Machine, report_backend, this_machine
 from batching.media.image_decoder import ImageDecoder, Pixels, TooManyPixels, UnreadableImage
 from batching.media.image_processor import ImageProcessor, ProcessorFailed, UnfitImage
 from batching.media.pdf_reader import PdfReader, TooManyPages, TooMuchText, UnreadablePdf
@@ -97,14 +98,9 @@ from batching.model_files.references import (
 )
 from batching.model_files.snapshot import missing_files
 from batching.model_files.vision import HOW_TO_SEE
-from batching.model_info import (
-    NO_DEFAULTS,
-    ModelInfo,
-    NoVision,
-    SamplingDefaults,
-    Tokenizer,
-    VisionModel,
-)
+from batching.model_info.model import ModelInfo, Tokenizer
+from batching.model_info.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from batching.model_info.vision import NoVision, VisionModel
 from batching.models.lease import LeaseRequest
 from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
@@ -120,7 +116,6 @@ from batching.pooling import (
     Vector,
 )
 from batching.priority_queue import Priority
-from batching.ranked_model import build_ranked_engine, fetch_model, run_member
 from batching.ranks.agreement import agree_with_leader, agree_with_members
 from batching.ranks.control_port import CannotJoin, ControlPort
 from batching.ranks.heartbeats import TIMEOUT as HEARTBEAT_TIMEOUT

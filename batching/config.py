@@ -5,7 +5,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, Literal
 
-from batching.model_info import NO_DEFAULTS, SamplingDefaults
+from batching.model_info.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 BLOCK_SIZE: Final = 32
 DEFAULT_NUM_BLOCKS: Final = 1024

@@ -63,9 +63,7 @@ GPU_CHECK: Final = "scripts.gpu_check"
 EVAL: Final = "scripts.eval"
 BACKEND_USERS: Final = {
     "batching.scheduler_manager",
-    "batching.machine",
-    "batching.export",
-    "batching.ranked_model",
+    "batching.backend_calls",
     BENCHMARK,
     MICROBENCH,
     KERNELS,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
 from app.commands.errors import CommandError, RequestFailed
-from app.commands.models import choose_model
+from app.commands.server.models import choose_model
 from app.commands.server.server_address import Server, add_server_arguments, find_server
 from app.observability.logs import print_stderr
 from app.storage.disk.data_dir import default_state_dir

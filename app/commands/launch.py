@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from app.commands.errors import CommandError, RequestFailed
-from app.commands.models import Model, choose_model, takes_images
 from app.commands.programs import PROGRAMS, Start, Target
+from app.commands.server.models import Model, choose_model, takes_images
 from app.commands.server.server_address import Server, add_server_arguments, find_server
 from app.observability.logs import print_stderr
 from app.settings.names import KEY_VARIABLE

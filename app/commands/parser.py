@@ -26,8 +26,8 @@ _OF_THE_SERVER: Final[Mapping[str, str]] = {
     "run-batch": "serve the requests of a file, without a network",
 }
 MODULES: Final[Mapping[str, str]] = {
-    "models": "app.commands.stored_models",
-    "cache": "app.commands.kv_cache",
+    "models": "app.commands.stored.models",
+    "cache": "app.commands.stored.kv_cache",
     "ps": "app.commands.ps",
     "warm": "app.commands.warm",
     "chat": "app.commands.chat",

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from app.commands.errors import RequestFailed
-from app.commands.models import Model, failure_of, progress_of, state_of
 from app.commands.output import size_text
+from app.commands.server.models import Model, failure_of, progress_of, state_of
 from app.commands.server.server_address import add_server_arguments, find_server
 from app.observability.logs import print_stderr
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from batching.backend.exceptions import one_line
 from batching.model_files.gguf_header import GgufHeader
-from batching.model_info import SamplingDefaults
+from batching.model_info.sampling_defaults import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ from batching.model_files.references import (
     is_hub_id,
 )
 from batching.model_files.snapshot import CONFIG, WEIGHTS, missing_files
-from batching.model_info import SamplingDefaults
+from batching.model_info.sampling_defaults import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from batching.constraints.matcher import (
 )
 from batching.constraints.token_texts import TokenTexts
 from batching.errors import RequestFailed
-from batching.model_info import Tokenizer
+from batching.model_info.model import Tokenizer
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 
 # The grammar of all tools of a request fits.

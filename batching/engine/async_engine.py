@@ -30,7 +30,7 @@ from batching.engine.streams.stream_router import AdaptersInUse, StreamRouter
 from batching.engine.streams.token_stream import Backlog, TokenStream
 from batching.errors import AdapterError, EngineError, EngineStalled, EngineStopped
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.model_info import ModelInfo
+from batching.model_info.model import ModelInfo
 from batching.request import BatchRequest
 from batching.scheduling.snapshot import EngineSnapshot
 from batching.steps.observer import EngineObserver, SequenceStats

@@ -7,7 +7,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.block_store.store import BlockStore
 from batching.engine.memory_use import NO_MEMORY, MemoryUse
 from batching.kv_cache.cache_events import AllBlocksCleared, CacheEventSink
-from batching.model_info import ModelInfo
+from batching.model_info.model import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from batching.adapters.adapter import NoAdapters
 from batching.errors import ContextLengthExceeded, EmptyPrompt, InputTooLong, InvalidRequest
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.model_info import ModelInfo, VisionModel
+from batching.model_info.model import ModelInfo
+from batching.model_info.vision import VisionModel
 
 
 def check_request(model: ModelInfo, spec: SequenceSpec) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.inputs.images import ImageInput, TowerArray
-from batching.model_info import VisionModel
+from batching.model_info.vision import VisionModel
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits
 
 # The files of the process; this one imports neither MLX nor mlx-vlm.

@@ -16,7 +16,7 @@ from batching.model_files.safetensors_header import read_tensors
 from batching.model_files.snapshot import CONFIG, WEIGHTS
 from batching.model_files.tensor import StoredTensor
 from batching.model_files.vision import declared_vision, expected_vision
-from batching.model_info import NoVision, VisionModel
+from batching.model_info.vision import NoVision, VisionModel
 
 # What reads images; it is loaded for the types whose images are served.
 _TOWER: Final = re.compile(

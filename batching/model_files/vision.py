@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from batching.model_files.model_types import VISION_TYPES
 from batching.model_files.seeing_ahead import seeing_ahead_of
-from batching.model_info import TEXT_ONLY, NoVision, VisionModel
+from batching.model_info.vision import TEXT_ONLY, NoVision, VisionModel
 
 HOW_TO_SEE: Final = "pip install --no-deps mlx-vlm==0.7.10"
 

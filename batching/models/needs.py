@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+from batching.backend_calls.machine import Machine
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 from batching.fit.estimate import estimate
-from batching.machine import Machine
 from batching.model_files.description import describe, read_config
 from batching.model_files.references import BUNDLED_MODEL, bundled_file, is_hub_id
 from batching.model_files.snapshot import CONFIG
 from batching.model_files.vision import expected_vision
-from batching.model_info import TEXT_ONLY, NoVision, VisionModel
+from batching.model_info.vision import TEXT_ONLY, NoVision, VisionModel
 from batching.models.model_state import MemoryNeed
 
 

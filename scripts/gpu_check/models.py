@@ -22,7 +22,7 @@ from batching.backend.runner.executor import Executor
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
-from batching.model_info import SamplingDefaults
+from batching.model_info.sampling_defaults import SamplingDefaults
 from batching.scheduler import ContinuousBatchingScheduler
 from scripts.gpu_check.record import Skipped
 from scripts.make_model.random_weights import randomise

@@ -19,7 +19,7 @@ from batching.constraints.thinking import ThinkingMatcher
 from batching.engine.loaded_engine import LoadedEngine
 from batching.inputs.images import Span, cache_ids
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.model_info import ModelInfo, Tokenizer
+from batching.model_info.model import ModelInfo, Tokenizer
 from batching.pooling import PoolingParams, Vector
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler

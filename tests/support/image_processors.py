@@ -15,7 +15,7 @@ import numpy as np
 
 from batching.backend.vision import mlx_vlm_models, processor_process
 from batching.media.image_processor import ImageProcessor
-from batching.model_info import VisionModel
+from batching.model_info.vision import VisionModel
 
 _MODELS_FILE: Final = str(mlx_vlm_models.__file__)
 

@@ -47,7 +47,7 @@ from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_files.gguf_header import read_header
-from batching.model_info import TEXT_ONLY
+from batching.model_info.vision import TEXT_ONLY
 from batching.scheduler import UNLIMITED, ContinuousBatchingScheduler, StoreLimits
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan

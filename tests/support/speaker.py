@@ -35,7 +35,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
-from batching.model_info import TEXT_ONLY
+from batching.model_info.vision import TEXT_ONLY
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.sequences import SequenceState

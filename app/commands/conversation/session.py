@@ -9,7 +9,7 @@ from app.commands.conversation.interrupts import Interrupts
 from app.commands.conversation.lines import MessageReader
 from app.commands.conversation.screen import Screen
 from app.commands.errors import CommandError, RequestFailed
-from app.commands.models import Model, find_model, progress_of, state_of
+from app.commands.server.models import Model, find_model, progress_of, state_of
 from app.commands.server.server_address import Server
 from app.commands.server.server_client import fetch_models
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 
 from app.commands.errors import CommandError, RequestFailed
-from app.commands.models import Model
+from app.commands.server.models import Model
 from app.commands.server.server_address import Server
 from app.commands.server.sse import BadStream, Chunk, read_chunks
 from app.settings.names import KEY_VARIABLE

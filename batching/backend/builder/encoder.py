@@ -34,7 +34,7 @@ from batching.engine.memory_use import MemoryUse
 from batching.errors import ModelLoadError
 from batching.model_files.model_types import ENCODER_TYPES
 from batching.model_files.references import BUNDLED_MODEL
-from batching.model_info import ModelInfo
+from batching.model_info.model import ModelInfo
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.scheduler import ContinuousBatchingScheduler
 

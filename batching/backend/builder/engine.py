@@ -19,7 +19,8 @@ from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
-from batching.model_info import ModelInfo, SamplingDefaults
+from batching.model_info.model import ModelInfo
+from batching.model_info.sampling_defaults import SamplingDefaults
 from batching.ranks.lockstep.steps import Lockstep
 from batching.scheduler import ContinuousBatchingScheduler
 

@@ -33,7 +33,7 @@ from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.errors import ModelLoadError, RankLost
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.model_info import TEXT_ONLY, NoVision
+from batching.model_info.vision import TEXT_ONLY, NoVision
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.ranks.lockstep.consensus import smallest
 from batching.steps.step_plan import Slice, StartedSequence, StepPlan

@@ -24,13 +24,13 @@ T = TypeVar("T")
 def build_ranked_engine(
     config: EngineConfig, leader: Leader, backend: str, slices: LoadSlices = ONE_SLICE
 ) -> LoadedEngine:
-    """Build the engine of rank 0; see `batching.ranked_model`."""
+    """Build the engine of rank 0; see `batching.backend_calls.ranked_model`."""
     Leading(leader).each(partial(_check, config, slices))
     return build_engine(config, _AlikeSlices(slices), Rank.leading(leader, backend))
 
 
 def run_member(config: EngineConfig, member: Member, backend: str) -> None:
-    """Open a part of a model, and run the steps of rank 0; see `batching.ranked_model`."""
+    """Open a part of a model, and run the steps of rank 0; see `batching.backend_calls.ranked_model`."""
     Following(member).each(partial(_check, config, ONE_SLICE))
     rank = Rank.following(member, backend)
     platform = choose_platform(config, is_divided=True)

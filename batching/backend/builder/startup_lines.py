@@ -6,7 +6,7 @@ from batching.backend.memory.device import MIB, device_memory, memory_in_use
 from batching.backend.ranks.rank import ONLY_RANK, Rank
 from batching.backend.vision.opening import OpenVision
 from batching.backend.weights.storage import dtype_name
-from batching.model_info import NoVision
+from batching.model_info.vision import NoVision
 from batching.pooling import Embeddings, NoEmbeddings
 
 

@@ -17,7 +17,7 @@ from batching.backend.vision.tower import Tower, UnfitTower, load_tower
 from batching.engine.load_slices import LoadSlices
 from batching.model_files.seeing_ahead import SeeingAhead, seeing_ahead_of
 from batching.model_files.vision import declared_vision, without_processor, without_tower
-from batching.model_info import NoVision, VisionModel
+from batching.model_info.vision import NoVision, VisionModel
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from batching.adapters.files.adapter_file import opened
 from batching.engine import async_engine
 from batching.engine.async_engine import AsyncEngine
 from batching.errors import AdapterError, InvalidRequest
-from batching.model_info import ModelInfo
+from batching.model_info.model import ModelInfo
 from tests.support.requests import specs
 from tests.support.served_adapters import LAYERS, open_adapter
 from tests.support.speaker import MODEL_ID, speaking_manager

@@ -11,7 +11,7 @@ import pytest
 
 from batching.inputs.images import ImageInput
 from batching.media.image_processor import ImageProcessor, ProcessorFailed, UnfitImage
-from batching.model_info import VisionModel
+from batching.model_info.vision import VisionModel
 from batching.sandbox.sandbox import SandboxExceeded
 from tests.support.seeing.folder import (
     FAMILY,

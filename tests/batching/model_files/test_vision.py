@@ -12,7 +12,7 @@ from batching.model_files.vision import (
     expected_vision,
     without_processor,
 )
-from batching.model_info import TEXT_ONLY, NoVision, VisionModel
+from batching.model_info.vision import TEXT_ONLY, NoVision, VisionModel
 from tests.support.rows import rows
 
 FOLDER: Final = Path("a-model")

@@ -6,12 +6,12 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from batching.backend_calls.machine import Machine
 from batching.config import EngineConfig
 from batching.fit.weights import Compute
-from batching.machine import Machine
 from batching.model_files import vision
 from batching.model_files.references import BUNDLED_MODEL
-from batching.model_info import TEXT_ONLY, VisionModel
+from batching.model_info.vision import TEXT_ONLY, VisionModel
 from batching.models.model_state import MemoryNeed
 from batching.models.needs import local_path, memory_need, vision_on_disk
 

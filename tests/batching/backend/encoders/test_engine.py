@@ -12,11 +12,11 @@ import pytest
 from batching.adapters.adapter import NoAdapters
 from batching.backend.builder.engine import build_engine
 from batching.backend.encoders import ragged
+from batching.backend_calls.machine import this_machine
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.machine import this_machine
 from batching.models.needs import memory_need
 from batching.pooling import PoolingParams, PoolingType
 from batching.priority_queue import Priority

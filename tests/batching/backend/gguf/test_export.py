@@ -7,8 +7,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 
+from batching.backend_calls.export import export_gguf
 from batching.errors import ModelLoadError
-from batching.export import export_gguf
 from batching.model_files.gguf_header import read_header
 from tests.support.arrays import parameters
 from tests.support.gguf_architectures import TINY

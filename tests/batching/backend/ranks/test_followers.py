@@ -19,7 +19,7 @@ from batching.config import EngineConfig
 from batching.engine.load_slices import ONE_SLICE
 from batching.errors import RankLost
 from batching.inputs.sampling_params import SamplingParams
-from batching.model_info import NoVision
+from batching.model_info.vision import NoVision
 from batching.pooling import PoolingParams, PoolingType
 from batching.ranks.lockstep.steps import Lockstep, follow
 from batching.scheduler import ContinuousBatchingScheduler

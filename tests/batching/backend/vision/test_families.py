@@ -31,7 +31,7 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.model_files.description import describe
 from batching.model_files.model_types import served_as
 from batching.model_files.vision import declared_vision
-from batching.model_info import NoVision, VisionModel
+from batching.model_info.vision import NoVision, VisionModel
 from batching.request import BatchRequest
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from tests.support.host_kernels import HostKernels

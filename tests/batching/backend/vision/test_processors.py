@@ -25,7 +25,7 @@ from batching.inputs.images import ImageInput
 from batching.media.image_processor import ImageProcessor, ProcessorFailed
 from batching.model_files.model_types import VISION_TYPES
 from batching.model_files.vision import declared_vision
-from batching.model_info import NoVision, VisionModel
+from batching.model_info.vision import NoVision, VisionModel
 from tests.support.image_processors import picture, processor_of, save_processor
 from tests.support.published_models import PUBLISHED, SPELLINGS, Spelling
 from tests.support.vision_models import FAMILIES, write_vision_model

@@ -1,11 +1,12 @@
 """The description of a loaded model that the layers above the engine use; no tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar, cast
 
 from batching.adapters.adapter import NO_ADAPTERS, AdaptableLayers, NoAdapters
+from batching.model_info.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from batching.model_info.vision import TEXT_ONLY, NoVision, VisionModel
 from batching.pooling import NO_EMBEDDINGS, CrossEncoder, Embeddings, NoEmbeddings, Reranker
 
 T = TypeVar("T")
@@ -50,54 +51,6 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
         """Return the prompt's token ids, or its text with `tokenize=False`."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """The sampling parameters that a model's authors recommend; None where they recommend nothing.
-
-    They apply where a request does not set the parameter, and have the ranges of a request.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-    def or_else(self, others: "SamplingDefaults") -> "SamplingDefaults":
-        """Return these, and the others where these recommend nothing."""
-        own = {name: value for name, value in asdict(self).items() if value is not None}
-        return replace(others, **own)
-
-
-NO_DEFAULTS: Final = SamplingDefaults()
-
-
-@dataclass(frozen=True, slots=True)
-class VisionModel:
-    """A model that takes images.
-
-    folder: the directory with the files of its processor.
-    model_type: its type, as its config names it.
-    image_token_id: the token that stands for a row of an image in a prompt.
-    max_span: the most rows of an image that see each other; 0 if they see what is before them only.
-    """
-
-    folder: Path
-    model_type: str
-    image_token_id: int
-    max_span: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NoVision:
-    """A model that takes no images; `reason` says why, and follows its name in a sentence."""
-
-    reason: str
-
-
-TEXT_ONLY: Final = NoVision("takes text only")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from app.commands import export
-from app.commands.confirmation import confirm
 from app.commands.errors import CommandError
 from app.commands.output import add_json, print_json, size_text, table
+from app.commands.stored import export
+from app.commands.stored.confirmation import confirm
 
 if TYPE_CHECKING:
     from app.store.facts import Facts, Fit

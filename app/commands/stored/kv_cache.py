@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from app.commands.confirmation import confirm
 from app.commands.errors import CommandError
 from app.commands.output import add_json, print_json, size_text, table
+from app.commands.stored.confirmation import confirm
 
 if TYPE_CHECKING:
     from batching import StoredCache

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from batching import machine
+from batching.backend_calls import machine
+from batching.backend_calls.machine import (
+    Machine,
+    host_memory,
+    may_have_gpu,
+    report_backend,
+    this_machine,
+)
 from batching.config import EngineConfig
 from batching.fit.weights import Compute
 from batching.host.backend_report import BackendReport
-from batching.machine import Machine, host_memory, may_have_gpu, report_backend, this_machine
 from tests.support.rows import rows
 
 CONFIG = EngineConfig(model="m", model_id="m")

@@ -1,0 +1,1 @@
+"""The models and the caches that this machine keeps: `models` and `cache`."""

@@ -1,0 +1,1 @@
+"""What is known of a model that is loaded, for all that is above the backend; no tensors."""
