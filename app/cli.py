@@ -213,7 +213,7 @@ def _kv_events(settings: Settings, manager: SchedulerManager) -> Iterator[Mappin
     except CannotPublish as error:
         raise _CannotStart(f"{env_name('kv_events')}: {error}") from None
     with closing(publisher):
-        manager.report_cache(publisher.publish)
+        manager.engines.report_cache(manager.model_ids[0], publisher.publish)
         yield publisher.source
 
 

@@ -144,7 +144,9 @@ def create_app(
         warmer=_warmer(settings, manager, batch_runner.services),
         kv_events=kv_events,
     )
-    manager.observe(lambda model_id: Observers(metrics.engines[model_id], service.throughput_log))
+    manager.engines.observe(
+        lambda model_id: Observers(metrics.engines[model_id], service.throughput_log)
+    )
     _add_line_endpoints(lines, service)
     return _public_app(service)
 

@@ -120,11 +120,11 @@ class ServerState:
         """
         reasons = {
             engine.model.model_id: reason
-            for engine in self.manager.engines
+            for engine in self.manager.engines.loaded
             if (reason := engine.health.unhealthy_reason) is not None
         }
-        if not reasons or self.manager.lost_rank is not None:
-            return self.manager.unhealthy_reason
+        if not reasons or self.manager.health.lost_rank is not None:
+            return self.manager.health.unhealthy_reason
         if len(self.manager.model_ids) == 1:
             return next(iter(reasons.values()))
         return "; ".join(f"{model_id}: {reason}" for model_id, reason in reasons.items())

@@ -7,6 +7,7 @@ MLX are the concern of `batching.backend`, which is imported only when the first
 from batching.adapters.files.adapter_file import AdapterFile
 from batching.adapters.files.references import resolve_adapter
 from batching.adapters.files.registry import ServedAdapter
+from batching.backend_calls.build import Build
 from batching.backend_calls.export import export_gguf
 from batching.backend_calls.machine import Machine, report_backend, this_machine
 from batching.backend_calls.ranked_model import build_ranked_engine, fetch_model, run_member
@@ -102,9 +103,9 @@ from batching.model_info.model import ModelInfo, Tokenizer
 from batching.model_info.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from batching.model_info.vision import NoVision, VisionModel
 from batching.models.lease import LeaseRequest
-from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
 from batching.models.needs import local_path, memory_need, vision_on_disk
+from batching.models.residency.model_state import MemoryNeed, ModelState
 from batching.models.served_model import ServedModel
 from batching.pooling import (
     CrossEncoder,
@@ -125,7 +126,7 @@ from batching.ranks.model_digest import model_digest
 from batching.ranks.unserved import check_served
 from batching.sandbox.interruption import Interruption
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
-from batching.scheduler_manager import Build, SchedulerManager
+from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.best_effort import QUIET_PERIOD
 from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
 from batching.steps.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord

@@ -18,11 +18,12 @@ import numpy as np
 from tqdm import tqdm
 
 from batching.backend.builder.engine import build_engine
+from batching.backend_calls.build import Build
 from batching.config import EngineConfig
 from batching.engine.async_engine import AsyncEngine
 from batching.errors import EngineError
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.scheduler_manager import Build, SchedulerManager
+from batching.scheduler_manager import SchedulerManager
 
 _TOPICS: Final = (
     "the history of bridges",

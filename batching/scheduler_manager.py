@@ -1,10 +1,8 @@
 """The engines of a server by model id: loaded on demand by one MLX thread, unloaded to make room."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
@@ -12,39 +10,25 @@ from time import monotonic
 from typing import Final
 
 from batching.adapters.files.registry import AdapterRegistry, ServedAdapter
+from batching.backend_calls.build import Build, backend_build
 from batching.config import EngineConfig
 from batching.engine.async_engine import AsyncEngine
-from batching.engine.jobs import Load
-from batching.engine.load_slices import LoadCancelled, LoadSlices
-from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
-from batching.errors import (
-    AdapterError,
-    EngineError,
-    EngineStopped,
-    ModelLoadError,
-    ModelNotFound,
-    RankLost,
-    RequestError,
-)
-from batching.kv_cache.cache_events import CacheEventSink
-from batching.models.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
+from batching.errors import EngineStopped, ModelNotFound, RankLost, RequestError
+from batching.models.engines import Engines, load_failure
+from batching.models.health import Health
 from batching.models.lease import Lease, LeaseRequest
 from batching.models.listeners import Listeners
-from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.model_status import ModelStatus
-from batching.models.residency import Residency
+from batching.models.residency.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
+from batching.models.residency.model_state import MemoryNeed, ModelState
+from batching.models.residency.residency import Residency
 from batching.models.served_model import ServedModel
-from batching.steps.observer import EngineObserver, Observers
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_MIN_RESIDENT: Final = 5.0
 _NO_LIMIT: Final = 1 << 62
 # The most names that an unknown one is compared with, each in up to a millisecond.
 _MAX_COMPARED: Final = 64
-
-Build = Callable[[EngineConfig, LoadSlices], LoadedEngine]
 
 
 class SchedulerManager:
@@ -56,6 +40,8 @@ class SchedulerManager:
     is_closed: no more models are loaded.
     listeners: they are told of every change of a model's state, and of the end.
     adapters: those that requests can name.
+    engines: those of the models that are loaded.
+    health: of what all models share.
     """
 
     def __init__(
@@ -84,13 +70,12 @@ class SchedulerManager:
         self._models = {model.model_id: model for model in served}
         self._names = {alias: m.model_id for m in served for alias in (*m.aliases, m.model_id)}
         self.adapters = AdapterRegistry(self._names.__contains__)
-        self._build = build or _backend()
-        self._lost = lost
         self._clock = clock
         self._thread = MLXThread(clock)
-        self._observer_of: Callable[[str], EngineObserver] = lambda _: Observers()
-        self._cache_event_sink: CacheEventSink | None = None
-        # Guards all that follows, which any thread may change.
+        self.engines = Engines(build or backend_build(), self._thread, self.adapters)
+        step_timeout = max(model.config.step_timeout for model in served)
+        self.health = Health(self._thread, step_timeout, lost)
+        # Guards all that follows, which any thread may change, and the loads and ends of engines.
         self._lock = threading.RLock()
         self._residency = Residency(_NO_LIMIT if capacity is None else capacity, min_resident)
         for model in served:
@@ -98,8 +83,6 @@ class SchedulerManager:
                 model.model_id, is_pinned=model.is_pinned, idle_unload=model.idle_unload
             )
         self.is_closed = False
-        self._engines: dict[str, AsyncEngine] = {}
-        self._loads: dict[str, Load] = {}
         self._need = need
         self.listeners = Listeners()
         # The changes of states that the listeners know.
@@ -202,13 +185,8 @@ class SchedulerManager:
     def loaded(self, name: str) -> AsyncEngine | None:
         """Return the engine of a model, or of an adapter's model, if it is loaded."""
         with suppress(ModelNotFound):
-            return self._engines.get(self.resolve(name))
+            return self.engines.get(self.resolve(name))
         return None
-
-    @property
-    def engines(self) -> tuple[AsyncEngine, ...]:
-        """The engines of the models that are loaded."""
-        return tuple(self._engines.values())
 
     def unload(self, name: str) -> None:
         """Let a model go when its requests have ended; does nothing if it is not loaded.
@@ -219,7 +197,7 @@ class SchedulerManager:
         """
         with self._lock:
             model_id = self.resolve(name)
-            if self.is_divided:
+            if self.health.is_divided:
                 message = f"the model '{model_id}' is divided among ranks, and ends with the server"
                 raise RequestError(message, "model")
             self._residency.unload(model_id)
@@ -234,45 +212,6 @@ class SchedulerManager:
         """Do what is due although nothing has happened; to be called about once a second."""
         with self._lock:
             self._advance()
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether other processes have parts of the model; then there is no way on after a failure."""
-        return self._lost is not None
-
-    @property
-    def lost_rank(self) -> RankLost | None:
-        """Why the ranks can compute no more; None while they can."""
-        return None if self._lost is None else self._lost()
-
-    @property
-    def unhealthy_reason(self) -> str | None:
-        """Why no model can be loaded, as a message for the operator; None while the MLX thread and all ranks run."""
-        if (lost := self.lost_rank) is not None:
-            return str(lost)
-        if self._thread.has_ended:
-            return "the engine has stopped"
-        limit = max(model.config.step_timeout for model in self._models.values())
-        if (seconds := self._thread.busy_time) > limit:
-            return f"a part of the load of a model has not ended for {seconds:.0f} s"
-        return None
-
-    def excuse(self, seconds: float) -> None:
-        """Do not count seconds that have just passed as those of a step."""
-        self._thread.excuse(seconds)
-
-    def observe(self, observer_of: Callable[[str], EngineObserver]) -> None:
-        """Attach an observer to every engine, loaded or not, made from its model id."""
-        self._observer_of = observer_of
-        for model_id, engine in self._engines.items():
-            engine.observer = observer_of(model_id)
-
-    def report_cache(self, sink: CacheEventSink) -> None:
-        """Tell `sink` of the blocks of the default model that requests share; to be called before it is loaded.
-
-        Events name no model, so that those of a second one could not be told from them.
-        """
-        self._cache_event_sink = sink
 
     def close(self, timeout: float | None = None) -> None:
         """End all engines, waiting up to `timeout` seconds; open streams get EngineClosed."""
@@ -305,14 +244,21 @@ class SchedulerManager:
     def _do(self, action: Action) -> None:
         match action:
             case Begin(model_id, num_bytes):
-                self._begin(model_id, num_bytes)
+                try:
+                    self.engines.begin(
+                        self._models[model_id], num_bytes, partial(self._load_ended, model_id)
+                    )
+                except EngineStopped as error:
+                    self._residency.failed(model_id, error, self._clock())
             case Cancel(model_id):
-                self._loads[model_id].cancel()
+                self.engines.cancel(model_id)
             case Close(model_id):
-                ended = self._engines.pop(model_id).end()
+                ended = self.engines.end(model_id)
                 ended.add_done_callback(lambda _: self._has_ended(model_id))
             case Grant(Waiter(model_id, token=future)):
-                lease = Lease(self._engines[model_id], partial(self._release, model_id))
+                engine = self.engines.get(model_id)
+                assert engine is not None, "a model that is granted is loaded"
+                lease = Lease(engine, partial(self._release, model_id))
                 if future.set_running_or_notify_cancel():
                     future.set_result(lease)
                 else:
@@ -320,59 +266,16 @@ class SchedulerManager:
             case Refuse(Waiter(token=future), error) if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-    def _begin(self, model_id: str, num_bytes: int) -> None:
-        # Where nothing is known of its size, its load sees what is free.
-        config = replace(self._models[model_id].config, memory_budget=num_bytes or None)
-        engine = AsyncEngine(
-            self._builder(model_id, config), self._thread, step_timeout=config.step_timeout
-        )
-        engine.observer = self._observer_of(model_id)
-        try:
-            load = engine.begin()
-        except EngineStopped as error:
-            self._residency.failed(model_id, error, self._clock())
-            return
-        self._loads[model_id] = load
-        load.future.add_done_callback(lambda _: self._load_ended(model_id, engine))
-
-    def _builder(self, model_id: str, config: EngineConfig) -> Callable[[LoadSlices], LoadedEngine]:
-        build = partial(self._build, config)
-        sink = self._cache_event_sink
-        if sink is None or model_id != self.model_ids[0]:
-            return build
-        return lambda slices: build(slices).reporting(sink)
-
-    def _load_ended(self, model_id: str, engine: AsyncEngine) -> None:
+    def _load_ended(self, model_id: str) -> None:
         with self._lock:
-            del self._loads[model_id]
-            now = self._clock()
             try:
-                engine.finish()
-            except LoadCancelled:
-                self._residency.failed(model_id, None, now)
-            except EngineError as error:
-                # Several may raise it.
-                self._residency.failed(model_id, error.with_traceback(None), now)
+                engine = self.engines.finish(model_id)
             except BaseException as error:
-                logger.exception("%s cannot be loaded", model_id)
-                what = str(error) or type(error).__name__
-                reason = ModelLoadError(f"cannot load {model_id}: {what}")
-                self._residency.failed(model_id, reason, now)
+                failure = load_failure(model_id, error)
+                self._residency.failed(model_id, failure, self._clock())
             else:
-                self._check_adapters(model_id, engine)
-                self._engines[model_id] = engine
-                self._residency.loaded(model_id, engine.memory.total, now)
+                self._residency.loaded(model_id, engine.memory.total, self._clock())
             self._advance()
-
-    def _check_adapters(self, model_id: str, engine: AsyncEngine) -> None:
-        """Warn of adapters that do not fit; of those of a model that is loaded at the start the start says so."""
-        if self._models[model_id].loads_at_start:
-            return
-        for adapter in self.adapters.of(model_id):
-            try:
-                engine.adapted(adapter.file)
-            except AdapterError as error:
-                logger.warning("%s", error)
 
     def _has_ended(self, model_id: str) -> None:
         with self._lock:
@@ -383,21 +286,14 @@ class SchedulerManager:
         residency, model_id = self._residency, model.model_id
         state, error = residency.state(model_id), residency.error(model_id)
         expires = residency.expires(model_id)
-        load, engine = self._loads.get(model_id), self._engines.get(model_id)
+        engine = self.engines.get(model_id)
         return ModelStatus(
             model,
             state,
-            0.0 if load is None else load.progress,
+            self.engines.progress(model_id),
             "" if state is not ModelState.FAILED or error is None else str(error),
             residency.num_leases(model_id),
             residency.num_waiting(model_id),
             None if expires is None else max(0.0, expires - now),
             None if engine is None else engine.memory,
         )
-
-
-def _backend() -> Build:
-    """Import MLX and all that comes with it: seconds that `--help` does not need."""
-    from batching.backend.builder.engine import build_engine
-
-    return build_engine

@@ -62,7 +62,6 @@ MAKE_MODEL: Final = "scripts.make_model"
 GPU_CHECK: Final = "scripts.gpu_check"
 EVAL: Final = "scripts.eval"
 BACKEND_USERS: Final = {
-    "batching.scheduler_manager",
     "batching.backend_calls",
     BENCHMARK,
     MICROBENCH,

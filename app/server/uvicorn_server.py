@@ -197,11 +197,11 @@ class Server(uvicorn.Server):
 
     @property
     def _last_seconds(self) -> float:
-        return _RANK_LOST_SECONDS if self._service.manager.is_divided else 0.0
+        return _RANK_LOST_SECONDS if self._service.manager.health.is_divided else 0.0
 
     def _exit_if_configured(self) -> None:
         """Exit if a supervisor is to restart the engine; ranks can only be started again all together."""
-        if self._service.settings.exit_on_engine_failure or self._service.manager.is_divided:
+        if self._service.settings.exit_on_engine_failure or self._service.manager.health.is_divided:
             self._service.admission.is_draining = True
             self._shutdown_requested_at = self._failed_at = monotonic()
             self.exit_status = 1

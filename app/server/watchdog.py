@@ -48,7 +48,7 @@ class Watchdog:
     def tick(self, now: float, lag: float) -> None:
         """Check the engines once; `now` and `lag` as for `on_tick`."""
         # Time in which this process did not run, as when it was stopped or paused, is not the engine's.
-        self._service.manager.excuse(lag)
+        self._service.manager.health.excuse(lag)
         self.check()
         self._on_tick(now, lag)
 
@@ -59,8 +59,8 @@ class Watchdog:
             if before is not None:
                 logger.warning("the engine is healthy again")
             return
-        lost = self._service.manager.lost_rank
-        for engine in self._service.manager.engines:
+        lost = self._service.manager.health.lost_rank
+        for engine in self._service.manager.engines.loaded:
             if lost is not None or engine.health.is_stalled:
                 engine.fail_streams(lost or EngineStalled())
         if before is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from batching.engine.async_engine import AsyncEngine
-from batching.models.actions import Waiter
+from batching.models.residency.actions import Waiter
 
 
 class Lease:

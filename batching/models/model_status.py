@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from batching.engine.memory_use import MemoryUse
-from batching.models.model_state import ModelState
+from batching.models.residency.model_state import ModelState
 from batching.models.served_model import ServedModel
 
 

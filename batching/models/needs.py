@@ -11,7 +11,7 @@ from batching.model_files.references import BUNDLED_MODEL, bundled_file, is_hub_
 from batching.model_files.snapshot import CONFIG
 from batching.model_files.vision import expected_vision
 from batching.model_info.vision import TEXT_ONLY, NoVision, VisionModel
-from batching.models.model_state import MemoryNeed
+from batching.models.residency.model_state import MemoryNeed
 
 
 def memory_need(config: EngineConfig, machine: Machine) -> MemoryNeed | None:

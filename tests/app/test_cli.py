@@ -181,7 +181,7 @@ def test_a_mistake_in_a_file_of_models_is_one_line(
 def test_only_what_is_to_be_loaded_at_the_start_is(capsys: pytest.CaptureFixture[str]) -> None:
     manager = speaking_manager(model_ids=("a", "b"))
     assert _load(manager) == ["a speaker"]
-    assert [engine.model.model_id for engine in manager.engines] == ["a"]
+    assert [engine.model.model_id for engine in manager.engines.loaded] == ["a"]
     assert capsys.readouterr().err == "loading a ...\n"
     manager.close()
 

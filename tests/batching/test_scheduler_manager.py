@@ -22,7 +22,7 @@ from batching.errors import (
     ModelTooLarge,
     RequestError,
 )
-from batching.models.model_state import MemoryNeed, ModelState
+from batching.models.residency.model_state import MemoryNeed, ModelState
 from batching.models.served_model import ServedModel
 from batching.scheduler_manager import SchedulerManager
 from batching.steps.observer import Observers
@@ -150,12 +150,12 @@ def test_engines_tell_their_observers_whenever_these_are_named() -> None:
     manager = SchedulerManager(CONFIGS, Builder())
     first = manager.get("first")
     observers = {"first": Observers(), "second": Observers()}
-    manager.observe(observers.__getitem__)
+    manager.engines.observe(observers.__getitem__)
     second = manager.get("second")
     assert [first.observer, second.observer] == [observers["first"], observers["second"]]
     assert manager.loaded("first") is first
     assert manager.loaded("third") is None
-    assert manager.engines == (first, second)
+    assert manager.engines.loaded == (first, second)
     manager.close()
 
 
@@ -223,7 +223,7 @@ def test_an_idle_model_is_unloaded_in_time_and_a_pinned_one_stays() -> None:
     assert states(manager) == [ModelState.LOADED] * 2
     clock.now = 60.0
     manager.tick()
-    assert manager.engines == (manager.loaded("second"),)
+    assert manager.engines.loaded == (manager.loaded("second"),)
     manager.unload("second")
     assert manager.loaded("second") is None
     manager.close()
@@ -249,7 +249,7 @@ def test_after_the_end_no_model_is_loaded() -> None:
     manager.get("first")
     waiting = manager.request("second")
     manager.close(20)
-    assert manager.unhealthy_reason == "the engine has stopped"
+    assert manager.health.unhealthy_reason == "the engine has stopped"
     waiting.close()
     with pytest.raises(EngineClosed):
         manager.get("first")
@@ -267,11 +267,13 @@ def test_a_part_of_a_load_that_does_not_end_is_reported() -> None:
     manager = SchedulerManager(CONFIGS, build, clock=clock)
     request = manager.request("first")
     assert entered.wait(20)
-    assert manager.unhealthy_reason is None
+    assert manager.health.unhealthy_reason is None
     clock.now = 500.0
-    assert manager.unhealthy_reason == "a part of the load of a model has not ended for 500 s"
-    manager.excuse(500.0)
-    assert manager.unhealthy_reason is None
+    assert (
+        manager.health.unhealthy_reason == "a part of the load of a model has not ended for 500 s"
+    )
+    manager.health.excuse(500.0)
+    assert manager.health.unhealthy_reason is None
     leave.set()
     request.future.result(20)
     request.close()

@@ -23,7 +23,7 @@ from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.models.model_state import MemoryNeed
+from batching.models.residency.model_state import MemoryNeed
 from batching.scheduler_manager import SchedulerManager
 
 _MIB: Final = 2**20

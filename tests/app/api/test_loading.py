@@ -180,7 +180,7 @@ async def test_an_operator_loads_and_unloads_models_by_name() -> None:
         assert listed[1]["memory"] == {"weights": 0, "kv_cache": 0, "states": 0, "adapters": 0}
         assert (await server.client.get("/v1/models/b")).json() == listed[1]
         assert (await server.post("/models/unload", {"model": "b"})).json() == {"success": True}
-        assert server.manager.engines == ()
+        assert server.manager.engines.loaded == ()
         await server.until(ModelState.UNLOADED, "b")
         assert not engine.is_alive
 
@@ -238,14 +238,15 @@ async def test_a_model_that_is_not_loaded_is_not_watched_into_memory() -> None:
         response = await server.client.get("/server/events")
         assert response.status_code == 503
         assert (await server.client.get("/server/events?model=x")).status_code == 404
-        assert server.manager.engines == ()
+        assert server.manager.engines.loaded == ()
 
 
 async def test_an_alias_is_served_as_its_model() -> None:
     config = EngineConfig(model="m", model_id="m")
     async with served() as server:
         manager = SchedulerManager(
-            [ServedModel(config=config, aliases=("gpt-4o",), is_pinned=True)], server.manager._build
+            [ServedModel(config=config, aliases=("gpt-4o",), is_pinned=True)],
+            server.manager.engines._build,
         )
         object.__setattr__(server.service, "manager", manager)
         server.service.metrics.engines["m"] = server.service.metrics.engines[MODEL_ID]

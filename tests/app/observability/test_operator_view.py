@@ -39,7 +39,7 @@ async def test_probes_load_nothing_and_a_shutdown_is_healthy_and_not_ready() -> 
         assert await probe(server, "/ready") == (200, "ready")
         page = (await server.client.get("/metrics")).text
         assert 'model_state{model_name="fake/speaker",state="unloaded"} 1.0' in page
-        assert server.manager.engines == ()
+        assert server.manager.engines.loaded == ()
         server.service.admission.is_draining = True
         assert await probe(server, "/ready") == (503, "the server is shutting down")
         assert await probe(server, "/health") == (200, "ok")
@@ -165,7 +165,7 @@ async def test_the_page_describes_the_models_that_are_loaded() -> None:
         server.manager.get("a")
         page = (await server.client.get("/metrics")).text
         server.manager.unload("a")
-        assert server.manager.engines == ()
+        assert server.manager.engines.loaded == ()
         after = (await server.client.get("/metrics")).text
     assert 'model_state{model_name="a",state="loaded"} 1.0' in page
     assert 'model_state{model_name="a",state="loaded"} 0.0' in after
@@ -323,7 +323,7 @@ class TestWatchdog:
             watchdog = Watchdog(server.service, on_failure=lambda: None)
             waiting = asyncio.create_task(server.chat(model="b"))
             await asyncio.to_thread(server.gate.reached.wait)
-            engines = server.manager.engines
+            engines = server.manager.engines.loaded
             assert [engine.model.model_id for engine in engines] == ["b"]
             engines[0].health.step_timeout = 0.0
             watchdog.check()
@@ -340,7 +340,7 @@ class TestWatchdog:
         failures: list[None] = []
         lost: list[RankLost] = []
         async with served_endlessly() as server:
-            server.manager._lost = lambda: lost[0] if lost else None
+            server.manager.health._lost = lambda: lost[0] if lost else None
             watchdog = Watchdog(server.service, on_failure=lambda: failures.append(None))
             running = asyncio.create_task(server.chat())
             await asyncio.to_thread(server.gate.reached.wait)

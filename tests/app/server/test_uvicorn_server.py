@@ -425,7 +425,7 @@ def test_the_start_prints_the_url_and_the_end_stops_the_engine(
         visitor.add_done_callback(lambda _: stop())
         assert run(settings, manager) == 0
     assert visitor.result() == 200
-    assert manager.unhealthy_reason == "the engine has stopped"
+    assert manager.health.unhealthy_reason == "the engine has stopped"
     assert tracer.is_closed
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == [f"loading {MODEL_ID} ...", "a speaker"]

@@ -18,7 +18,7 @@ from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.memory_use import MemoryUse
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.models.model_state import MemoryNeed
+from batching.models.residency.model_state import MemoryNeed
 from batching.priority_queue import Priority
 from batching.scheduler_manager import SchedulerManager
 from scripts.make_model.shapes import SHAPES

@@ -12,8 +12,8 @@ from batching.fit.weights import Compute
 from batching.model_files import vision
 from batching.model_files.references import BUNDLED_MODEL
 from batching.model_info.vision import TEXT_ONLY, VisionModel
-from batching.models.model_state import MemoryNeed
 from batching.models.needs import local_path, memory_need, vision_on_disk
+from batching.models.residency.model_state import MemoryNeed
 
 MACHINE = Machine(Compute.KERNELS, 1 << 34, None)
 MIB = 1 << 20

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from batching.errors import ModelTooLarge
-from batching.models.model_state import MemoryNeed
+from batching.models.residency.model_state import MemoryNeed
 
 
 class Ledger:

@@ -8,10 +8,10 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batching.errors import EngineClosed, ModelLoadError, ModelTooLarge
-from batching.models.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
-from batching.models.ledger import Ledger
-from batching.models.model_state import MemoryNeed, ModelState
-from batching.models.residency import RETRY_INTERVAL, Residency
+from batching.models.residency.actions import Action, Begin, Cancel, Close, Grant, Refuse, Waiter
+from batching.models.residency.ledger import Ledger
+from batching.models.residency.model_state import MemoryNeed, ModelState
+from batching.models.residency.residency import RETRY_INTERVAL, Residency
 
 CAPACITY: Final = 10
 STAY: Final = 5.0

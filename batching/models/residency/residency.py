@@ -5,11 +5,11 @@ from math import inf
 from typing import Final
 
 from batching.errors import EngineClosed, ModelTooLarge
-from batching.models.actions import Action, Cancel, Close, Grant, Refuse, Waiter
-from batching.models.ledger import Ledger
-from batching.models.model_state import MemoryNeed, ModelState
-from batching.models.room import Room
-from batching.models.tracked_model import TrackedModel
+from batching.models.residency.actions import Action, Cancel, Close, Grant, Refuse, Waiter
+from batching.models.residency.ledger import Ledger
+from batching.models.residency.model_state import MemoryNeed, ModelState
+from batching.models.residency.room import Room
+from batching.models.residency.tracked_model import TrackedModel
 
 # Seconds after a failed load in which the model's requests get its error without another try.
 RETRY_INTERVAL: Final = 5.0

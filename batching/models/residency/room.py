@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from batching.models.actions import Begin
-from batching.models.ledger import Ledger
-from batching.models.model_state import ModelState
-from batching.models.tracked_model import TrackedModel
+from batching.models.residency.actions import Begin
+from batching.models.residency.ledger import Ledger
+from batching.models.residency.model_state import ModelState
+from batching.models.residency.tracked_model import TrackedModel
 
 
 class Room:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from batching.models.actions import Waiter
-from batching.models.model_state import TRANSITIONS, MemoryNeed, ModelState
+from batching.models.residency.actions import Waiter
+from batching.models.residency.model_state import TRANSITIONS, MemoryNeed, ModelState
 
 _UNKNOWN: Final = MemoryNeed()
 

@@ -1,0 +1,1 @@
+"""Decides which models are loaded: pure, without threads, engines or a clock."""
