@@ -3,8 +3,16 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
+from unittest.mock import patch
 
+import batching.backend  # noqa: F401  # its BLAS has to come before MLX
+
+# isort: split
+import mlx.core as mx
+
+from batching.backend.paged.kv_cache import StepInputs
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.config import EngineConfig
 from batching.constraints.grammar import GrammarCompiler
 from batching.constraints.grammar_text import json_schema_grammar
@@ -27,11 +35,13 @@ class Served:
     """What came of each request, by its id.
 
     numbers: log probabilities, and the vectors of pooled requests.
+    logits: of each row of one more request that was alone: a prompt in chunks, and what follows it.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     numbers: dict[int, list[float]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    logits: list[list[float]] = field(default_factory=list)
     stats: SchedulerStats | None = None
     startup_lines: Sequence[str] = ()
 
@@ -43,6 +53,9 @@ class Served:
             for key, numbers in self.numbers.items()
             for pair in zip(numbers, other.numbers[key], strict=True)
         ]
+        assert len(self.logits) == len(other.logits)
+        for rows in zip(self.logits, other.logits, strict=True):
+            pairs += zip(*rows, strict=True)
         return max(abs(a - b) for a, b in pairs)
 
 
@@ -65,6 +78,22 @@ def serve(loaded: LoadedEngine, requests: Sequence[BatchRequest], served: Served
             numbers += output.embedding or ()
     served.stats = engine.stats()
     served.startup_lines = loaded.startup_lines
+
+
+def serve_with_logits(loaded: LoadedEngine, request: BatchRequest, served: Served) -> None:
+    """Serve a request, and note the logits of all its rows, of which rank 0 has all."""
+    plain = MLXRunner.logits
+
+    def noted(self: MLXRunner, step: StepInputs) -> mx.array:
+        logits = plain(self, step)
+        assert logits.dtype == mx.float32
+        found.append(logits)
+        return logits
+
+    found: list[mx.array] = []
+    with patch.object(MLXRunner, "logits", noted):
+        serve(loaded, [request], served)
+    served.logits = [row for logits in found for row in cast(list[list[float]], logits.tolist())]
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:
@@ -95,6 +124,8 @@ def everything(config: EngineConfig, build: Build) -> Served:
         for key in (20, 21):
             ask = make_request(key, [*prompt(50), key], max_tokens=8, sampling=again)
             serve(loaded, [ask], served)
+        last = make_request(30, prompt(41, 5), max_tokens=6, sampling=logprobs)
+        serve_with_logits(loaded, last, served)
     return served
 
 
