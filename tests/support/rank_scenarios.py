@@ -105,6 +105,8 @@ def everything(config: EngineConfig, build: Build) -> Served:
     pooled = PoolingParams(type=PoolingType.MEAN)
     logprobs = SamplingParams(temperature=0.0, logprobs=5, prompt_logprobs=3)
     allowed = AllowedTokens([3, 7, 9])
+    # What has two words only repeats itself, and is drafted.
+    biased = SamplingParams(temperature=0.0, logit_bias=((5, 100.0), (9, 100.0)))
     forked = make_request(10, prompt(21, 3), max_tokens=8, sampling=_SEEDED)
     forked.fork(11)
     forked.fork(12)
@@ -113,6 +115,7 @@ def everything(config: EngineConfig, build: Build) -> Served:
         make_request(1, prompt(41, 1), max_tokens=24, sampling=_SEEDED),
         make_request(2, 6 * prompt(5), max_tokens=24, sampling=GREEDY),
         make_request(3, prompt(30, 2), max_tokens=12, sampling=logprobs),
+        make_request(4, prompt(9, 6), max_tokens=24, sampling=biased),
         make_request(5, prompt(7), max_tokens=6, sampling=GREEDY, constraint=allowed),
         make_request(6, prompt(25, 4), max_tokens=0, pooling=pooled),
         forked,
