@@ -62,9 +62,8 @@ def serve_other_rank(
     os.environ.update(plan.hostfile.variables)
     if LAUNCHED_VARIABLE in os.environ:
         threading.Thread(target=_leave_with, args=(sys.stdin.fileno(), leave), daemon=True).start()
-    host = plan.hostfile.names[0]
     member = join_ranks(
-        plan.control_address, host, plan.rank, plan.num_ranks, timeout, ends.put, exit_later
+        plan.control_address, plan.hostfile.names, plan.rank, timeout, ends.put, exit_later
     )
     set_stop_handler(lambda number, _: ends.put(signal.Signals(number)))
     threading.Thread(target=_run, args=(plan, config, member, run, ends), daemon=True).start()
