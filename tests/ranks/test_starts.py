@@ -1,5 +1,6 @@
 """How ranks start and end together, and what keeps them from it: one line, and the status 2 for all."""
 
+import json
 import os
 import signal
 import socket
@@ -52,7 +53,8 @@ def failed(*processes: ServerProcess) -> list[str]:
 
 @pytest.mark.parametrize("other", ["127.0.0.1", "mac1"])
 def test_the_first_rank_starts_the_others_and_ends_them(other: str, ssh: Path) -> None:
-    changed = {"ranks": hosts("127.0.0.1", other), "api_keys": "secret-1"}
+    listed = {"hosts": json.loads(hosts("127.0.0.1", other)), "envs": ["HF_TOKEN=secret-3"]}
+    changed = {"ranks": json.dumps(listed), "api_keys": "secret-1"}
     with rank(settings(**changed), PATH=path_with(ssh), HF_TOKEN="secret-2") as first:
         answer = ask(
             url_of(first), lambda: first.send_signal(signal.SIGTERM), num_tokens=20, key="secret-1"
