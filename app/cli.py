@@ -83,9 +83,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     except UnsupportedKVDType as error:
         reason = f"{env_name('kv_cache_dtype')}: {error}"
     except RankLost as error:
-        # What another rank is lost for has been said.
-        if not error.rank:
-            print_stderr(str(error), logging.ERROR)
+        # What a rank is lost for has been said.
         return error.status
     except (
         CannotJoin,

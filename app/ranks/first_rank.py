@@ -54,6 +54,7 @@ class FirstRank:
         """Make it; `leave` ends the process."""
         self._plan, self._launcher, self._build, self._leave = plan, launcher, build, leave
         self._leader: TcpLeader | None = None
+        self._is_ending = False
         self.status = 0
 
     @property
@@ -99,6 +100,7 @@ class FirstRank:
 
     def end(self, reason: RankLost) -> None:
         """End all ranks, and wait for them, for some seconds at most."""
+        self._is_ending = True
         if self._leader is not None:
             self._leader.end(reason)
             self._leader.close()
@@ -107,7 +109,7 @@ class FirstRank:
     def _has_ended(self, error: RankLost) -> None:
         if isinstance(error, RanksEnded):
             return
-        if error.rank:
+        if not self._is_ending:
             # What this rank ends for is said where that is found.
             print_stderr(str(error), logging.ERROR)
         timer = threading.Timer(_LAST_SECONDS, self._end_at_once, [error.status])
@@ -143,6 +145,8 @@ def first_rank(plan: RankPlan, settings: Settings) -> Iterator[FirstRank]:
         if not first.status:
             reason = RanksEnded(0, "has ended")
     except RankLost as error:
+        if first.lost is None:
+            print_stderr(str(error), logging.ERROR)
         reason = error
         raise
     except Exception as error:

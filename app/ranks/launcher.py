@@ -1,5 +1,6 @@
 """Starts the processes of the other ranks, here and by ssh, and ends them."""
 
+import json
 import os
 import shlex
 import socket
@@ -44,6 +45,14 @@ class _Started:
     process: subprocess.Popen[bytes]
     last_line: str = ""
 
+    def tell(self, variables: Mapping[str, str]) -> None:
+        """Send variables of the environment: a command shows those in it to all users of both machines."""
+        stream = self.process.stdin
+        assert stream is not None
+        # It may have ended.
+        with suppress(BrokenPipeError):
+            os.write(stream.fileno(), json.dumps(variables).encode() + b"\n")
+
     def forward(self) -> None:
         """Print the lines of the process with its rank in front."""
         stream = self.process.stdout
@@ -85,6 +94,7 @@ class Launcher:
                 reason = f"{command[0]}: {error.strerror}"
                 raise CannotJoin(f"rank {rank} ({host}) cannot be started: {reason}") from None
             started = _Started(rank, host, process)
+            started.tell(self._plan.hostfile.variables)
             self._started.append(started)
             thread = threading.Thread(target=started.forward, name="rank-lines", daemon=True)
             self._threads.append(thread)
@@ -123,7 +133,10 @@ class Launcher:
 
 
 def member_variables(settings: Settings, plan: RankPlan, rank: int) -> dict[str, str]:
-    """Return the variables of the environment that make a process a rank; there are no secrets among them."""
+    """Return the variables of the environment that make a process a rank; there are no secrets among them.
+
+    Those of the hosts' file follow on its standard input.
+    """
     variables = {
         env_name(field): _text(value)
         for field in settings.model_fields_set & _PASSED - _OWN
@@ -131,7 +144,6 @@ def member_variables(settings: Settings, plan: RankPlan, rank: int) -> dict[str,
     }
     host, port = plan.control_address
     return {
-        **plan.hostfile.variables,
         **variables,
         env_name("ranks"): plan.hostfile.to_json(),
         env_name("ranks_backend"): plan.backend,

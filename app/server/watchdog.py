@@ -64,5 +64,7 @@ class Watchdog:
             if lost is not None or engine.health.is_stalled:
                 engine.fail_streams(lost or EngineStalled())
         if before is None:
-            logger.error("%s; /health responds with 503", self._reason)
+            # That a rank is lost has been said when that was found.
+            level = logging.ERROR if lost is None else logging.DEBUG
+            logger.log(level, "%s; /health responds with 503", self._reason)
             self._on_failure()

@@ -18,7 +18,7 @@ from batching.engine.load_slices import LoadCancelled
 from batching.engine.reused_threads import start_reused_thread
 from batching.engine.served_engine import ServedEngine
 from batching.engine.stopwatch import Stopwatch
-from batching.errors import EngineClosed, EngineStopped
+from batching.errors import EngineClosed, EngineStopped, RankLost
 from batching.scheduling.engine_turns import Demand, EngineTurns, Turn
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,9 @@ class MLXThread:
         try:
             return func()
         except EngineStopped as error:
-            logger.error("an engine stops: %s", error)
+            # That another rank is lost was said when that was found.
+            is_said = isinstance(error, RankLost) and error.rank > 0
+            logger.log(logging.DEBUG if is_said else logging.ERROR, "an engine stops: %s", error)
             reason = error.with_traceback(None)
         except BaseException:
             logger.exception("an engine failed and stops")

@@ -7,8 +7,8 @@ a process that was stopped goes on to take what it is sent.
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -79,18 +79,30 @@ class Peer:
 class Heartbeats:
     """Says every second that this process lives, and finds who does not; the fate of the link has the answer.
 
-    The thread that `start` starts owns all but `tell` and `allow_silence`, which any thread may call.
+    A process lives, too, if what it computes never ends, as a collective can: `limit` is for that.
+
+    The thread that `start` starts owns all but `tell`, `allow_silence` and limits, which any thread may call.
     """
 
     def __init__(
         self,
+        own: str,
+        rank: int,
         peers: list[Peer],
         fate: Fate,
         guard: Guard = no_guard,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Own the connections of the peers; `clock` is in seconds."""
+        """Own the connections of the peers.
+
+        own, rank: the name of this process's host, and its number.
+        clock: in seconds.
+        """
+        self._own, self._rank = own, rank
         self._peers, self._fate, self._guard, self._clock = peers, fate, guard, clock
+        # Seconds that what this process does may take, and that it has taken.
+        self._limit: float | None = None
+        self._worked = 0.0
         self._timeout = TIMEOUT
         self._selector = selectors.DefaultSelector()
         for peer in peers:
@@ -113,6 +125,21 @@ class Heartbeats:
             for peer in self._peers:
                 with suppress(OSError):
                     peer.sock.send(_SILENCE + f"{seconds}\n".encode())
+
+    def limit(self, seconds: float | None) -> None:
+        """Count this rank as lost if this is not called again within so many seconds; None is no limit."""
+        with self._lock:
+            self._limit, self._worked = seconds, 0.0
+
+    @contextmanager
+    def unlimited(self) -> Iterator[None]:
+        """Do not count the time within the block; the limit begins again behind it."""
+        limit = self._limit
+        self.limit(None)
+        try:
+            yield
+        finally:
+            self.limit(limit)
 
     def tell(self, error: RankLost) -> None:
         """Tell all peers of the end of the link, after which nothing is sent."""
@@ -148,6 +175,13 @@ class Heartbeats:
             peer.silence += passed
             if peer.silence > self._timeout:
                 self._fate.decide(peer.lost(f"has not answered for {self._timeout:.0f} s"))
+        with self._lock:
+            self._worked += passed
+            limit = self._limit
+            is_over = limit is not None and self._worked > limit
+        if is_over:
+            reason = f"({self._own}) has stood still for {limit:.0f} s, or waits in MLX for a rank that has"
+            self._fate.decide(RankLost(self._rank, reason))
 
     def _run(self) -> None:
         while self._fate.error is None:

@@ -37,7 +37,7 @@ class TcpLeader:
             assert each.heartbeats is not None
             self._channels.append(Channel(Peer(rank, hosts[rank], each.messages), self._fate))
             beating.append(Peer(rank, hosts[rank], each.heartbeats))
-        self._heartbeats = Heartbeats(beating, self._fate, guard)
+        self._heartbeats = Heartbeats(hosts[0], 0, beating, self._fate, guard)
         self._heartbeats.start()
 
     @property
@@ -55,7 +55,8 @@ class TcpLeader:
             channel.send(frame)
 
     def receive(self) -> Sequence[bytes]:
-        return [channel.receive() for channel in self._channels]
+        with self._heartbeats.unlimited():
+            return [channel.receive() for channel in self._channels]
 
     def check(self) -> None:
         """Find out whether a rank is gone, which takes up to a second; see `Leader`."""
@@ -64,6 +65,10 @@ class TcpLeader:
     def allow_silence(self, seconds: float) -> None:
         """Let all ranks be silent for so long."""
         self._heartbeats.allow_silence(seconds)
+
+    def limit(self, seconds: float | None) -> None:
+        """Bound what this rank does; see `Leader`."""
+        self._heartbeats.limit(seconds)
 
     def end(self, reason: RankLost | None = None) -> None:
         """End the links, which all ranks get to know; without a reason it is on purpose, and they end well."""

@@ -40,6 +40,13 @@ class Leader(Protocol):
         """
         ...
 
+    def limit(self, seconds: float | None) -> None:
+        """Count this rank as lost if it does not call this again within so many seconds; None is no limit.
+
+        Time in which it waits for a message is that of another rank, and the limit begins again behind it.
+        """
+        ...
+
 
 class Member(Protocol):
     """The side of any other rank."""
@@ -61,4 +68,8 @@ class Member(Protocol):
         Raises:
             RankLost: rank 0 is gone.
         """
+        ...
+
+    def limit(self, seconds: float | None) -> None:
+        """Bound what this rank does; see `Leader`."""
         ...

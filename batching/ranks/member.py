@@ -1,7 +1,7 @@
 """The side of the other ranks of the TCP links."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 from typing import Final
 
@@ -29,7 +29,7 @@ class TcpMember:
     def __init__(
         self,
         rank: int,
-        host: str,
+        hosts: Sequence[str],
         messages: socket.socket,
         heartbeats: socket.socket,
         on_end: Callable[[RankLost], None],
@@ -37,14 +37,15 @@ class TcpMember:
     ) -> None:
         """Own the connections.
 
-        host: the name of rank 0's.
+        hosts: the names of the ranks' hosts.
         on_end: is called once, in any thread, when a rank is lost, rank 0 has ended, or `end` was called.
         guard: see `Guard`.
         """
         self._rank, self._on_end = rank, on_end
         self._fate = Fate(self._tell)
-        self._channel = Channel(Peer(0, host, messages), self._fate)
-        self._heartbeats = Heartbeats([Peer(0, host, heartbeats)], self._fate, guard)
+        self._channel = Channel(Peer(0, hosts[0], messages), self._fate)
+        leader = Peer(0, hosts[0], heartbeats)
+        self._heartbeats = Heartbeats(hosts[rank], rank, [leader], self._fate, guard)
         self._heartbeats.start()
 
     @property
@@ -60,11 +61,16 @@ class TcpMember:
         self._channel.send(framed(message))
 
     def receive(self) -> bytes:
-        return self._channel.receive()
+        with self._heartbeats.unlimited():
+            return self._channel.receive()
 
     def check(self) -> None:
         """Find out whether a rank is gone, which takes up to a second; see `Leader`."""
         self._fate.check()
+
+    def limit(self, seconds: float | None) -> None:
+        """Bound what this rank does; see `Leader`."""
+        self._heartbeats.limit(seconds)
 
     def end(self, reason: RankLost) -> None:
         """End the link, and tell rank 0 why."""
@@ -84,9 +90,8 @@ class TcpMember:
 
 def join_ranks(
     address: tuple[str, int],
-    host: str,
+    hosts: Sequence[str],
     rank: int,
-    num_ranks: int,
     timeout: float,
     on_end: Callable[[RankLost], None],
     guard: Guard = no_guard,
@@ -94,7 +99,7 @@ def join_ranks(
     """Connect to rank 0, again and again until it is there, and wait until all ranks are.
 
     address: of rank 0's control port.
-    host: its name for the operator.
+    hosts: the names of the ranks' hosts, rank 0 included.
     timeout: in seconds, for all of that.
     on_end, guard: of the `TcpMember`.
 
@@ -104,11 +109,11 @@ def join_ranks(
     deadline = monotonic() + timeout
     while True:
         try:
-            sockets = _try(address, Hello(rank, num_ranks, "messages"), deadline)
-            return TcpMember(rank, host, *sockets, on_end, guard)
+            sockets = _try(address, Hello(rank, len(hosts), "messages"), deadline)
+            return TcpMember(rank, hosts, *sockets, on_end, guard)
         except _TryAgain as error:
             if monotonic() > deadline - _RETRY_SECONDS:
-                place = f"rank 0 ({host}) at {address[0]} port {address[1]}"
+                place = f"rank 0 ({hosts[0]}) at {address[0]} port {address[1]}"
                 raise CannotJoin(f"{place} was not there within {timeout:g} s: {error}") from None
         sleep(_RETRY_SECONDS)
 

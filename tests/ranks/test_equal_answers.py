@@ -1,4 +1,4 @@
-"""Two processes that serve parts of a model answer as one that serves all of it."""
+"""Processes that serve parts of a model answer as one that serves all of it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -99,8 +99,22 @@ def test_tokens_are_the_same_and_logits_nearly(
     assert stats.num_preemptions
     # Blocks in windows may have been given to others meanwhile.
     assert stats.num_hit_tokens or stats.num_window_missed_tokens
-    # Its answers do not repeat themselves.
-    assert stats.num_drafts or name == "qwen3_5"
+    assert stats.num_drafts
+    assert len(found.logits) == 41 + 5
+
+
+def test_three_ranks_answer_as_one_process(tmp_path: Path) -> None:
+    heads = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+    path = write_model(tmp_path / "thirds", torch_dtype="float32", vocab_size=101, **heads)
+    config = config_of(path)
+    ranks = run_ranks(tmp_path, [Job(everything, config)], num_ranks=3)
+    assert [rank.status for rank in ranks] == [0, 0, 0], [rank.stderr for rank in ranks]
+    (found,) = ranks[0].results
+    assert isinstance(found, Served), found
+    expected = everything(alone(config), build_engine)
+    assert found.tokens == expected.tokens
+    assert found.errors == {}
+    assert found.farthest(expected) < LOGITS
 
 
 def test_a_request_fails_alone(configs: dict[str, EngineConfig], ranks: list[RankRun]) -> None:

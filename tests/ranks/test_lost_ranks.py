@@ -2,15 +2,27 @@
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from time import sleep
 
 import httpx
 import pytest
 
 from scripts.server_process import ServerProcess, wait_until
-from tests.support.rank_servers import Answer, ask, ended, loading_ranks, ranks, settings, url_of
+from tests.support import stuck_rank
+from tests.support.rank_servers import (
+    ENDED_WITHIN,
+    Answer,
+    ask,
+    ended,
+    loading_ranks,
+    rank,
+    ranks,
+    settings,
+    url_of,
+)
 
 pytestmark = pytest.mark.ranks
 KILLED = -signal.SIGKILL
@@ -47,7 +59,9 @@ def test_a_rank_that_is_killed_ends_the_first_with_errors_for_its_clients(time: 
         first, second = processes
         answer = fail_at(time, processes, second.kill)
         assert ended(first) == [1]
-        assert "rank 1 (mac1) is gone" in first.log
+        # Once, and no future has an error that was not waited for.
+        assert first.log.count("rank 1 (mac1) is gone") == 1
+        assert "never retrieved" not in first.log
         assert second.wait() == KILLED
     if answer is not None:
         assert answer.error is not None, answer
@@ -111,6 +125,38 @@ def test_a_rank_that_is_killed_while_it_loads_ends_the_other(killed: int) -> Non
         processes[killed].kill()
         assert ended(processes[1 - killed]) == [1]
         assert f"rank {killed} (mac{killed}) is gone" in processes[1 - killed].log
+
+
+@contextmanager
+def stuck(number: int, at: str, step_timeout: float) -> Iterator[list[ServerProcess]]:
+    """Start two ranks, one of which never goes on at something, and then the other one waits for it in MLX."""
+    shared = settings(step_timeout=step_timeout)
+    fault = {"module": stuck_rank.__name__, stuck_rank.STUCK: f"{number} {at}"}
+    with rank(shared, 0, **fault) as first, rank(shared, 1, **fault) as second:
+        yield [first, second]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_load_in_which_a_rank_never_goes_on_ends_all(number: int) -> None:
+    with stuck(number, stuck_rank.LOADING, step_timeout=1) as processes:
+        processes[number].wait_for_line(stuck_rank.LINE)
+        assert ended(*processes, within=3 + ENDED_WITHIN) == [1, 1]
+        for process in processes:
+            said = [line for line in process.log.splitlines() if line.startswith("rank ")]
+            assert said == [
+                "rank 0 (mac0) has stood still for 3 s, or waits in MLX for a rank that has"
+            ]
+
+
+def test_a_step_in_which_a_rank_never_goes_on_ends_all() -> None:
+    with stuck(1, stuck_rank.STEP, step_timeout=2) as processes:
+        answer = ask(url_of(processes[0]))
+        assert answer.error is not None
+        assert answer.error["message"] == "the model does not respond: its step has taken too long"
+        assert answer.is_done or answer.status == 503
+        assert ended(*processes) == [1, 1]
+        assert "a step of the model has not ended for " in processes[0].log
+        assert processes[1].log.splitlines()[-1] == "rank 0 (mac0) has failed"
 
 
 def test_a_slow_rank_is_waited_for() -> None:

@@ -1,5 +1,6 @@
 """How ranks start and end together, and what keeps them from it: one line, and the status 2 for all."""
 
+import json
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ _START_SECONDS = 60.0
 _SSH = """#!/bin/sh
 # Runs what it is told to on this machine, as a host would that is another one.
 echo "$@" >> "$0.log"
+# What it runs has its number.
+echo $$ > "$0.pid"
 while [ "$1" != -- ]; do shift; done
 [ "$2" = silent ] && exec cat
 [ "$2" = nowhere ] && { echo "ssh: Could not resolve hostname nowhere" >&2; exit 255; }
@@ -52,7 +55,8 @@ def failed(*processes: ServerProcess) -> list[str]:
 
 @pytest.mark.parametrize("other", ["127.0.0.1", "mac1"])
 def test_the_first_rank_starts_the_others_and_ends_them(other: str, ssh: Path) -> None:
-    changed = {"ranks": hosts("127.0.0.1", other), "api_keys": "secret-1"}
+    listed = {"hosts": json.loads(hosts("127.0.0.1", other)), "envs": ["HF_TOKEN=secret-3"]}
+    changed = {"ranks": json.dumps(listed), "api_keys": "secret-1"}
     with rank(settings(**changed), PATH=path_with(ssh), HF_TOKEN="secret-2") as first:
         answer = ask(
             url_of(first), lambda: first.send_signal(signal.SIGTERM), num_tokens=20, key="secret-1"
@@ -64,6 +68,23 @@ def test_the_first_rank_starts_the_others_and_ends_them(other: str, ssh: Path) -
         assert "BatchMode=yes" in said
         assert "MLX_RANK=1" in said
         assert "secret" not in said
+
+
+def test_a_rank_that_is_killed_ends_all_and_they_serve_when_the_first_is_started_again(
+    ssh: Path,
+) -> None:
+    shared = settings(ranks=hosts("127.0.0.1", "mac1"), port=free_ports(1))
+    with rank(shared, PATH=path_with(ssh)) as first:
+        answer = ask(
+            url_of(first), lambda: os.kill(int(Path(f"{ssh}.pid").read_text()), signal.SIGKILL)
+        )
+        assert answer.error is not None
+        assert answer.error["message"].startswith("rank 1 (mac1) is gone")
+        assert ended(first) == [1]
+    # As a supervisor does, at the same ports.
+    with rank(shared, PATH=path_with(ssh)) as first:
+        assert ask(url_of(first), num_tokens=5).is_done
+        assert first.exit_status is None
 
 
 def test_no_rank_outlives_a_first_one_that_is_killed_before_all_are_there(ssh: Path) -> None:

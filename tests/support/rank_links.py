@@ -53,7 +53,7 @@ def linked(num_ranks: int) -> Iterator[Linked]:
     members: dict[int, TcpMember] = {}
 
     def join_as(rank: int) -> None:
-        members[rank] = join_ranks(address, "mac0", rank, num_ranks, 30, ends[rank])
+        members[rank] = join_ranks(address, HOSTS[:num_ranks], rank, 30, ends[rank])
 
     threads = [threading.Thread(target=join_as, args=(rank,)) for rank in range(1, num_ranks)]
     for thread in threads:

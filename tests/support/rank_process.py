@@ -53,7 +53,7 @@ def _linked(spec: RankSpec) -> Iterator[TcpLeader | TcpMember]:
         link.allow_silence(_JOIN_SECONDS)
     else:
         address = (HOST, spec.port)
-        link = join_ranks(address, hosts[0], spec.rank, spec.num_ranks, _JOIN_SECONDS, _note)
+        link = join_ranks(address, hosts, spec.rank, _JOIN_SECONDS, _note)
     try:
         yield link
     finally:

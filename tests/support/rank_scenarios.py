@@ -3,8 +3,16 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
+from unittest.mock import patch
 
+import batching.backend  # noqa: F401  # its BLAS has to come before MLX
+
+# isort: split
+import mlx.core as mx
+
+from batching.backend.paged.kv_cache import StepInputs
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.config import EngineConfig
 from batching.constraints.grammar import GrammarCompiler
 from batching.constraints.grammar_text import json_schema_grammar
@@ -27,11 +35,13 @@ class Served:
     """What came of each request, by its id.
 
     numbers: log probabilities, and the vectors of pooled requests.
+    logits: of each row of one more request that was alone: a prompt in chunks, and what follows it.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     numbers: dict[int, list[float]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    logits: list[list[float]] = field(default_factory=list)
     stats: SchedulerStats | None = None
     startup_lines: Sequence[str] = ()
 
@@ -43,6 +53,9 @@ class Served:
             for key, numbers in self.numbers.items()
             for pair in zip(numbers, other.numbers[key], strict=True)
         ]
+        assert len(self.logits) == len(other.logits)
+        for rows in zip(self.logits, other.logits, strict=True):
+            pairs += zip(*rows, strict=True)
         return max(abs(a - b) for a, b in pairs)
 
 
@@ -67,6 +80,22 @@ def serve(loaded: LoadedEngine, requests: Sequence[BatchRequest], served: Served
     served.startup_lines = loaded.startup_lines
 
 
+def serve_with_logits(loaded: LoadedEngine, request: BatchRequest, served: Served) -> None:
+    """Serve a request, and note the logits of all its rows, of which rank 0 has all."""
+    plain = MLXRunner.logits
+
+    def noted(self: MLXRunner, step: StepInputs) -> mx.array:
+        logits = plain(self, step)
+        assert logits.dtype == mx.float32
+        found.append(logits)
+        return logits
+
+    found: list[mx.array] = []
+    with patch.object(MLXRunner, "logits", noted):
+        serve(loaded, [request], served)
+    served.logits = [row for logits in found for row in cast(list[list[float]], logits.tolist())]
+
+
 def prompt(length: int, salt: int = 0) -> list[int]:
     return [(37 * i * i + 11 * i + 5 * salt) % 89 + 1 for i in range(length)]
 
@@ -76,6 +105,8 @@ def everything(config: EngineConfig, build: Build) -> Served:
     pooled = PoolingParams(type=PoolingType.MEAN)
     logprobs = SamplingParams(temperature=0.0, logprobs=5, prompt_logprobs=3)
     allowed = AllowedTokens([3, 7, 9])
+    # What has two words only repeats itself, and is drafted.
+    biased = SamplingParams(temperature=0.0, logit_bias=((5, 100.0), (9, 100.0)))
     forked = make_request(10, prompt(21, 3), max_tokens=8, sampling=_SEEDED)
     forked.fork(11)
     forked.fork(12)
@@ -84,6 +115,7 @@ def everything(config: EngineConfig, build: Build) -> Served:
         make_request(1, prompt(41, 1), max_tokens=24, sampling=_SEEDED),
         make_request(2, 6 * prompt(5), max_tokens=24, sampling=GREEDY),
         make_request(3, prompt(30, 2), max_tokens=12, sampling=logprobs),
+        make_request(4, prompt(9, 6), max_tokens=24, sampling=biased),
         make_request(5, prompt(7), max_tokens=6, sampling=GREEDY, constraint=allowed),
         make_request(6, prompt(25, 4), max_tokens=0, pooling=pooled),
         forked,
@@ -95,6 +127,8 @@ def everything(config: EngineConfig, build: Build) -> Served:
         for key in (20, 21):
             ask = make_request(key, [*prompt(50), key], max_tokens=8, sampling=again)
             serve(loaded, [ask], served)
+        last = make_request(30, prompt(41, 5), max_tokens=6, sampling=logprobs)
+        serve_with_logits(loaded, last, served)
     return served
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,8 @@ from tests.support.small_model import small_model
 
 # Seconds after a fault within which all ranks have ended.
 ENDED_WITHIN: Final = 10.0
+# The system gives none of these to a program that asks for any port.
+_PORTS: Final = range(15_000, 30_000)
 _QUESTION: Final = {"role": "user", "content": "Tell me all."}
 _LONG: Final = {"role": "user", "content": "Read this. " * 500}
 
@@ -24,12 +27,11 @@ _LONG: Final = {"role": "user", "content": "Read this. " * 500}
 def free_ports(count: int) -> int:
     """Return the first of some ports that follow each other and are free."""
     while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            with suppress(OSError):
-                for port in range(first + 1, first + count):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                return int(first)
+        first = random.SystemRandom().choice(_PORTS)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 def hosts(*names: str) -> str:
@@ -41,13 +43,20 @@ def hosts(*names: str) -> str:
 
 @contextmanager
 def rank(
-    settings: Mapping[str, object], number: int | None = None, **environment: str
+    settings: Mapping[str, object],
+    number: int | None = None,
+    *,
+    module: str = "app",
+    **environment: str,
 ) -> Iterator[ServerProcess]:
-    """Start a rank; None is one that starts the others itself."""
+    """Start a rank; None is one that starts the others itself.
+
+    module: what is run in the place of the server.
+    """
     kept = {name: text for name, text in os.environ.items() if not name.startswith("MLX_")}
     variables = {f"MLX_SERVER_{name.upper()}": str(value) for name, value in settings.items()}
     own = {} if number is None else {"MLX_RANK": str(number)}
-    command = [sys.executable, "-m", "app", "serve"]
+    command = [sys.executable, "-m", module, "serve"]
     with ServerProcess(command, {**kept, **variables, **own, **environment}) as process:
         yield process
 

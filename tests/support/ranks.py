@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
+from tests.support.rank_servers import free_ports
 
 ROOT: Final = Path(__file__).parents[2]
 HOST: Final = "127.0.0.1"
@@ -69,7 +69,8 @@ class RankRun:
 
 def run_ranks(folder: Path, jobs: Sequence[Job], num_ranks: int = 2) -> list[RankRun]:
     """Let ranks do some jobs, one after the other, until all of them have ended."""
-    *ring, port = _free_ports(num_ranks + 1)
+    port = free_ports(num_ranks + 1)
+    ring = range(port + 1, port + 1 + num_ranks)
     hosts = folder / "hosts.json"
     hosts.write_text(json.dumps([[f"{HOST}:{each}"] for each in ring]))
     specs = [
@@ -103,11 +104,3 @@ def _ended(spec: RankSpec, process: "subprocess.Popen[bytes]") -> RankRun:
     status = process.wait(TIMEOUT)
     results = pickle.loads(spec.results.read_bytes()) if spec.results.exists() else []
     return RankRun(status, spec.results.with_suffix(".log").read_text(), results)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports: list[int] = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -182,7 +182,7 @@ def _opened(
     vision, checked = _vision(config, loaded, checked, changes, slices, rank)
     adapters = _adapters(config, found, prepared, checked, changes)
     if not rank.is_alone:
-        check_chunks(config, loaded, checked, rank.consensus)
+        check_chunks(config, loaded, checked, rank.consensus, slices)
     sizes = _agreed(
         rank.consensus.each(partial(_sizes, config, prepared, checked, vision, adapters)), rank
     )

@@ -19,6 +19,7 @@ from batching.backend.self_check.probe import COARSE_TOLERANCE, tolerance_of
 from batching.backend.self_check.probe_sequence import ProbeSequence
 from batching.block_manager import BlockTable
 from batching.config import EngineConfig
+from batching.engine.load_slices import LoadSlices
 from batching.errors import ModelLoadError
 from batching.ranks.lockstep.consensus import Consensus, first, largest
 
@@ -27,26 +28,32 @@ _NUM_COMPARED: Final = 16
 # A share of the largest logit.  What arrives wrongly leaves nothing as it was; rounding in 16 bits, and other experts that it
 # leads to, change less.
 _WRONG: Final = 0.3
-_NUM_CHUNKS: Final = 3
+NUM_CHUNKS: Final = 3
 # Logits of a row that ranks compare.
 _NUM_SAMPLES: Final = 64
 
 
 def check_chunks(
-    config: EngineConfig, loaded: LoadedModel, checked: CheckedModel, consensus: Consensus
+    config: EngineConfig,
+    loaded: LoadedModel,
+    checked: CheckedModel,
+    consensus: Consensus,
+    slices: LoadSlices,
 ) -> None:
     """Check that a prompt in chunks, of the size that is set, gives the logits that it gives in one, on all ranks.
+
+    slices: is called between two chunks.
 
     Raises:
         ModelLoadError: it does not.
     """
     context = config.scheduler_config(1, config.model_context(loaded.max_model_len)).max_model_len
-    fitting = (context - _NUM_COMPARED) // _NUM_CHUNKS
+    fitting = (context - _NUM_COMPARED) // NUM_CHUNKS
     chunk = min(config.prefill_chunk, config.max_num_batched_tokens, fitting)
     if chunk < 1:
         return
     # The last one is shorter.
-    last = _NUM_CHUNKS * chunk - chunk // 2
+    last = NUM_CHUNKS * chunk - chunk // 2
     num_tokens = last + _NUM_COMPARED
     num_blocks = -(-num_tokens // config.block_size)
     tables = [BlockTable(range(i * num_blocks, (i + 1) * num_blocks)) for i in range(2)]
@@ -57,8 +64,8 @@ def check_chunks(
     whole, chunked = (
         ProbeSequence(i, tokens, table, table, state_slot=i) for i, table in enumerate(tables)
     )
-    expected = _last_logits(runner, whole, [last])
-    found = _last_logits(runner, chunked, [*range(chunk, last, chunk), last])
+    expected = _last_logits(runner, whole, [last], slices)
+    found = _last_logits(runner, chunked, [*range(chunk, last, chunk), last], slices)
     off = _off(expected, found, consensus)
     # Some rows have other experts.
     most = sorted(off)[_NUM_COMPARED // 2 if has_experts(loaded.model) else -1]
@@ -72,7 +79,9 @@ def check_chunks(
         )
 
 
-def _last_logits(runner: MLXRunner, sequence: ProbeSequence, cuts: Sequence[int]) -> mx.array:
+def _last_logits(
+    runner: MLXRunner, sequence: ProbeSequence, cuts: Sequence[int], slices: LoadSlices
+) -> mx.array:
     """Read a sequence in slices that end at `cuts`; return the logits of the rows behind the last one."""
     num_tokens = len(sequence.token_ids)
     reads = [sequence.sampled(*pair) for pair in pairwise((0, *cuts))]
@@ -82,6 +91,7 @@ def _last_logits(runner: MLXRunner, sequence: ProbeSequence, cuts: Sequence[int]
         logits = runner.logits(step)
         runner.cache.flush()
         mx.eval(logits, runner.cache.arrays)
+        slices.pause()
     return logits.astype(mx.float32)
 
 

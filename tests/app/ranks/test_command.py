@@ -77,7 +77,7 @@ def joining(flags: list[str], then: Callable[[Any], None]) -> threading.Thread:
 
     def run() -> None:
         ends = Ends()
-        member = join_ranks(("127.0.0.1", port), "mac0", 1, 2, 30, ends)
+        member = join_ranks(("127.0.0.1", port), ["mac0", "mac1"], 1, 30, ends)
         then(member)
         ends.wait()
         member.close()

@@ -57,7 +57,7 @@ class Other:
     ends: Ends = field(default_factory=Ends)
 
     def join(self) -> TcpMember:
-        return join_ranks(self.plan.control_address, "mac0", 1, 2, 30, self.ends)
+        return join_ranks(self.plan.control_address, ["mac0", "mac1"], 1, 30, self.ends)
 
 
 def leave_with_rank_0(member: TcpMember) -> None:
@@ -126,6 +126,27 @@ def test_the_process_ends_in_any_case_when_a_rank_is_lost(
         assert left.get(timeout=30) == 2
         assert str(first.lost) == "rank 1 (mac1) cannot start: no room"
     assert capsys.readouterr().err.splitlines()[1:] == ["rank 1 (mac1) cannot start: no room"]
+
+
+def test_a_first_rank_that_stands_still_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_LAST_SECONDS", 0.0)
+    left = SimpleQueue[int]()
+
+    def stand_still() -> None:
+        with first_and_other() as (first, _, _, _):
+            first._leave = left.put
+            assert first._leader is not None
+            first._leader.limit(0.0)
+            assert left.get(timeout=30) == 1
+            # As the load does if MLX goes on when the others have ended.
+            assert first.lost is not None
+            raise first.lost
+
+    with pytest.raises(RankLost, match=r"rank 0 \(mac0\) has stood still for 0 s, or ") as error:
+        stand_still()
+    assert capsys.readouterr().err.splitlines()[1:] == [str(error.value)]
 
 
 def test_a_signal_before_it_serves_ends_the_processes_that_it_has_started(

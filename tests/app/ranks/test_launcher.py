@@ -1,8 +1,10 @@
 """The processes of the other ranks: real ones, of a program that stands for the server or for ssh."""
 
+import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,6 +22,7 @@ from tests.support.rank_servers import hosts
 _SSH = 'echo "$@" > "$0.log"; while [ "$1" != -- ]; do shift; done; exec sh -c "$3"'
 # Stand for the server.
 _PRINTS = 'echo "rank $MLX_RANK of $MLX_SERVER_RANKS"; exec sleep 60'
+_TELLS = 'read -r line; echo "$line"; exec sleep 60'
 _FAILS = "echo one; echo two >&2; exit 3"
 
 
@@ -40,8 +43,10 @@ class Launched(Launcher):
         self.close()
 
 
-def launcher(*names: str, **fields: Any) -> Launched:
-    settings = Settings(_env_file=None, ranks=hosts("localhost", *names), **fields)
+def launcher(*names: str, envs: Sequence[str] = (), **fields: Any) -> Launched:
+    listed = json.loads(hosts("localhost", *names))
+    ranks = json.dumps({"hosts": listed, "envs": [*envs]})
+    settings = Settings(_env_file=None, ranks=ranks, **fields)
     return Launched(rank_plan(settings, {}), settings)
 
 
@@ -87,6 +92,16 @@ def test_ranks_are_started_here_and_by_ssh_and_end_when_they_are_told_to(
         assert "secret" not in line
         started.kill()
     assert all(each.process.returncode == -9 for each in started._started)
+
+
+def test_variables_of_the_hosts_file_are_in_no_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: "SimpleQueue[str]"
+) -> None:
+    serve_with(monkeypatch, tmp_path, _TELLS)
+    with launcher("127.0.0.1", "mac2", envs=["HF_TOKEN=of=hub x"]) as started:
+        started.start()
+        wait_for(said, *(f'rank {n}: {{"HF_TOKEN": "of=hub x"}}' for n in (1, 2)))
+        assert "of=hub" not in (tmp_path / "ssh.log").read_text()
 
 
 def test_one_that_does_not_end_is_killed(

@@ -37,7 +37,7 @@ class Joining:
         self.joined = self._threads.submit(self.port.join, timeout)
 
     def join(self, rank: int, num_ranks: int) -> TcpMember:
-        return join_ranks(self.address, HOSTS[0], rank, num_ranks, JOIN_SECONDS, Ends())
+        return join_ranks(self.address, HOSTS[:num_ranks], rank, JOIN_SECONDS, Ends())
 
     def end(self, *ranks: int) -> None:
         """Let the ranks come that are missing, so that the port is closed."""
@@ -199,7 +199,7 @@ def test_a_rank_0_that_is_not_there_is_named() -> None:
         address = sock.getsockname()
         line = rf"rank 0 \(mac0\) at 127.0.0.1 port {address[1]} was not there within 0.3 s: "
         with pytest.raises(CannotJoin, match=line):
-            join_ranks(address, "mac0", 1, 2, 0.3, Ends())
+            join_ranks(address, HOSTS[:2], 1, 0.3, Ends())
 
 
 def test_a_rank_waits_for_a_rank_0_that_starts_later() -> None:
@@ -208,7 +208,7 @@ def test_a_rank_waits_for_a_rank_0_that_starts_later() -> None:
         sock.bind(("127.0.0.1", 0))
         joined: list[TcpMember] = []
         thread = threading.Thread(
-            target=lambda: joined.append(join_ranks(sock.getsockname(), "mac0", 1, 2, 30, Ends()))
+            target=lambda: joined.append(join_ranks(sock.getsockname(), HOSTS[:2], 1, 30, Ends()))
         )
         thread.start()
         port = ControlPort(sock.dup(), HOSTS[:2])
@@ -222,7 +222,7 @@ def test_a_rank_waits_for_a_rank_0_that_starts_later() -> None:
 @pytest.mark.parametrize("said", [b"{}", b"SSH-2.0-server\r\n", b"[]"])
 def test_another_server_at_the_port_is_no_rank_0(said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
-        joining = threads.submit(join_ranks, server.getsockname(), "mac0", 1, 2, 30, Ends())
+        joining = threads.submit(join_ranks, server.getsockname(), HOSTS[:2], 1, 30, Ends())
         theirs, _ = server.accept()
         with theirs:
             theirs.sendall(framed(said))
@@ -232,7 +232,7 @@ def test_another_server_at_the_port_is_no_rank_0(said: bytes) -> None:
 
 def test_a_rank_tries_again_where_rank_0_has_left_or_has_its_number() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
-        joining = threads.submit(join_ranks, server.getsockname(), "mac0", 1, 2, 30, Ends())
+        joining = threads.submit(join_ranks, server.getsockname(), HOSTS[:2], 1, 30, Ends())
         server.accept()[0].close()
         for said in (Answer(is_taken=True), Answer(refusal="rank 1 has protocol 1")):
             theirs, _ = server.accept()

@@ -45,7 +45,7 @@ def beating() -> Iterator[Beating]:
     peers = [Peer(rank, f"mac{rank}", pair[0]) for rank, pair in enumerate(pairs, start=1)]
     clock, guarded = Clock(), list[float | None]()
     fate = Fate(lambda error: heartbeats.tell(error))
-    heartbeats = Heartbeats(peers, fate, guarded.append, clock)
+    heartbeats = Heartbeats("mac0", 0, peers, fate, guarded.append, clock)
     yield Beating(clock, fate, heartbeats, [pair[1] for pair in pairs], guarded)
     fate.decide(RanksEnded(0, "has ended"))
     for _, other in pairs:
@@ -96,7 +96,7 @@ def test_all_ranks_may_be_silent_for_longer_where_rank_0_says_so(beating: Beatin
 def test_another_rank_takes_the_silence_that_rank_0_allows() -> None:
     clock, fate = Clock(), Fate(lambda error: heartbeats.tell(error))
     ours, theirs = socket.socketpair()
-    heartbeats = Heartbeats([Peer(0, "mac0", ours)], fate, clock=clock)
+    heartbeats = Heartbeats("mac1", 1, [Peer(0, "mac0", ours)], fate, clock=clock)
     with theirs:
         theirs.send(b"silence 60.0\nsilence long\n")
         heartbeats.turn()
@@ -116,6 +116,37 @@ def test_no_other_rank_allows_silence(beating: Beating, line: bytes) -> None:
     beating.others[1].send(line)
     beating.pass_time(5.5, 1)
     assert str(beating.fate.error) == "rank 2 (mac2) has not answered for 5 s"
+
+
+LIMITED = "rank 0 (mac0) has stood still for 9 s, or waits in MLX for a rank that has"
+
+
+def test_what_goes_on_for_longer_than_its_limit_ends_all(beating: Beating) -> None:
+    beating.heartbeats.limit(9.0)
+    beating.pass_time(9.0, 1, 2)
+    beating.heartbeats.limit(9.0)
+    beating.pass_time(9.0, 1, 2)
+    assert beating.fate.error is None
+    beating.pass_time(0.5, 1, 2)
+    assert str(beating.fate.error) == LIMITED
+    told = beating.others[0].recv(4096).rpartition(b".\n")[2]
+    assert told.decode() == LIMITED.replace("rank 0", "lost 0") + "\n"
+
+
+def test_time_in_which_a_rank_waits_for_another_one_is_not_its_own(beating: Beating) -> None:
+    beating.heartbeats.limit(9.0)
+    beating.pass_time(8.0, 1, 2)
+    with beating.heartbeats.unlimited():
+        beating.pass_time(3600.0, 1, 2)
+    beating.pass_time(9.0, 1, 2)
+    assert beating.fate.error is None
+    beating.heartbeats.limit(None)
+    beating.pass_time(60.0, 1, 2)
+    assert beating.fate.error is None
+    beating.clock.now += 3600
+    beating.heartbeats.limit(9.0)
+    beating.heartbeats.turn()
+    assert beating.fate.error is None
 
 
 def test_time_in_which_this_process_did_not_run_is_no_silence_of_others(beating: Beating) -> None:

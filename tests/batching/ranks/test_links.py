@@ -56,6 +56,18 @@ def test_a_rank_whose_process_is_gone_ends_all_others() -> None:
         assert error.value.status == 1
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stands_still_is_named_to_all(rank: int) -> None:
+    with linked(2) as links:
+        ends: list[Leader | Member] = [links.leader, *links.members]
+        ends[rank].limit(0.0)
+        seen = [links.leader_ends.wait(), links.member_ends[0].wait()]
+        expected = (
+            f"rank {rank} (mac{rank}) has stood still for 0 s, or waits in MLX for a rank that has"
+        )
+        assert [str(error) for error in seen] == [expected] * 2
+
+
 def test_a_rank_that_fails_finds_out_whether_another_one_has_before() -> None:
     with linked(2) as links:
         links.leader.allow_silence(60)

@@ -45,6 +45,9 @@ class RecordingLeader:
     def check(self) -> None:
         """No rank is gone."""
 
+    def limit(self, seconds: float | None) -> None:
+        """Nothing goes on for long."""
+
 
 class LateMember:
     """A member that gets what was sent to it once all of it is there."""
@@ -59,6 +62,9 @@ class LateMember:
 
     def receive(self) -> bytes:
         return next(self._messages)
+
+    def limit(self, seconds: float | None) -> None:
+        """Nothing goes on for long."""
 
 
 @pytest.fixture(params=["llama", "qwen3_next", "gpt_oss"])
