@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 
 from scripts.cluster.child import Child
-from scripts.cluster.ports import EVENTS, HOST, REPLAYS
+from scripts.cluster.ports import EVENTS, HOST, NO_CERTIFICATES, REPLAYS
 from scripts.server_process import server_environment
 
 _PROBE_TIMEOUT: Final = 2.0
@@ -60,7 +60,9 @@ class Replica(Child):
     def get(self, path: str) -> Any:
         """Return the JSON of a path; None if it does not answer with a 200 and JSON."""
         try:
-            response = httpx.get(self.url + path, timeout=_PROBE_TIMEOUT, trust_env=False)
+            response = httpx.get(
+                self.url + path, timeout=_PROBE_TIMEOUT, trust_env=False, verify=NO_CERTIFICATES
+            )
             return response.json() if response.status_code == httpx.codes.OK else None
         except (httpx.HTTPError, ValueError):
             return None

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import httpx
 
 from scripts.cluster.child import Child
-from scripts.cluster.ports import HOST, PortInUse, free_port, is_free
+from scripts.cluster.ports import HOST, NO_CERTIFICATES, PortInUse, free_port, is_free
 from scripts.server_process import ROOT, wait_until
 
 FILES: Final = ROOT / "deploy" / "routers"
@@ -129,6 +129,7 @@ class _WithWorkers(Router):
             headers=headers,
             timeout=_CALL_TIMEOUT,
             trust_env=False,
+            verify=NO_CERTIFICATES,
             **arguments,
         )
         return response.raise_for_status()
