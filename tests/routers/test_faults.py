@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from scripts.cluster.router import ROUTERS
-from scripts.server_process import wait_until
 from tests.support.asks import Answer, Ask, End, Load, counted
 from tests.support.clusters import StartCluster
 from tests.support.router_faults import BOUND, LOST, Faults, scripted_python
@@ -91,7 +90,7 @@ def test_servers_are_killed_under_load(faults: Faults, turn: int) -> None:
     with Load(faults.cluster.url) as load:
         for _ in range(2):
             load.wait_for(6)
-            faults.kill_busiest()
+            faults.kill(faults.busiest())
         load.wait_for(12)
     check_cut(faults, load.answers, load.text)
 
@@ -100,7 +99,7 @@ def test_servers_are_killed_under_load(faults: Faults, turn: int) -> None:
 def test_servers_are_killed_while_they_read_a_prompt(faults: Faults, turn: int) -> None:
     held = [faults.held(stream=stream) for stream in (True, False)]
     for _ in range(2):
-        faults.kill_busiest()
+        faults.kill(faults.busiest())
     for _, gate in held:
         gate.touch()
     check([ask.answer() for ask, _ in held], "one two three")
@@ -123,8 +122,7 @@ def test_a_server_is_killed_while_it_loads_a_model(faults: Faults, turn: int) ->
         # It knows a server's first model only.
         assert ask.answer().status == 404
         ask = Ask(faults.cluster.replicas[turn].url, "say loaded", model="slow")
-    wait_until(lambda: bool(faults.busy()), "no server loads the model")
-    [loading] = faults.busy()
+    loading = faults.busiest()
     others = [faults.ask("say one", stream=index % 2 == 0) for index in range(4)]
     faults.kill(loading)
     faults.load_slow_model()

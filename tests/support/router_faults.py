@@ -65,6 +65,17 @@ class Faults:
         found = [replica for replica in self.cluster.replicas if loads[replica.name]]
         return sorted(found, key=lambda replica: -loads[replica.name])
 
+    def busiest(self) -> Replica:
+        """Return the server that has most requests, once one has any."""
+        found: list[Replica] = []
+
+        def is_one_busy() -> bool:
+            found[:] = self.busy()
+            return bool(found)
+
+        wait_until(is_one_busy, "no server has a request")
+        return found[0]
+
     def hold_slow_model(self) -> None:
         """Have each load of the model `slow` wait."""
         (self._folder / "slow").write_text("0.5")
@@ -82,17 +93,6 @@ class Faults:
         for replica in replicas:
             self.num_kills += 1
             replica.kill()
-
-    def kill_busiest(self) -> None:
-        """End the server that has most requests, once one has any."""
-        found: list[Replica] = []
-
-        def is_one_busy() -> bool:
-            found[:] = self.busy()
-            return bool(found)
-
-        wait_until(is_one_busy, "no server has a request")
-        self.kill(found[0])
 
     def until_known(self) -> None:
         """Wait until the router sends requests to none that has ended or is paused, and to all others."""
