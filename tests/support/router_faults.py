@@ -8,6 +8,8 @@ from pathlib import Path
 from time import sleep
 from typing import Final
 
+import httpx
+
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.replica import Replica
 from scripts.server_process import wait_until
@@ -77,11 +79,19 @@ class Faults:
         return found[0]
 
     def hold_slow_model(self) -> None:
-        """Have each load of the model `slow` wait."""
-        (self._folder / "slow").write_text("0.5")
+        """Have each load of the model `slow` wait, which none has then."""
+        self._write_slow("0.5")
+        for replica in self.cluster.replicas:
+            httpx.post(f"{replica.url}/models/unload", json={"model": "slow"}, timeout=BOUND)
 
     def load_slow_model(self) -> None:
-        (self._folder / "slow").write_text("1")
+        self._write_slow("1")
+
+    def _write_slow(self, text: str) -> None:
+        # At once: a load would take an empty file for a fault.
+        new = self._folder / "new"
+        new.write_text(text)
+        new.replace(self._folder / "slow")
 
     def kill(self, replica: Replica) -> None:
         """End a server as a crash would, another one that has crashed being known."""
