@@ -94,6 +94,7 @@ class Ask:
                 trust_env=False,
                 verify=NO_CERTIFICATES,
             ) as response:
+                answer = answer._replace(status=response.status_code)
                 for answer in self._answers(response):
                     if answer.has_begun:
                         self.begun.set()
