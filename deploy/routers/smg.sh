@@ -9,7 +9,9 @@ set -- --policy cache_aware "$@"
 # /ready and not /health: a server that drains is alive, but takes no new requests.
 set -- --health-check-endpoint /ready "$@"
 # Seconds, so that a server that is back is found again within five.
-set -- --health-check-interval-secs 2 --health-check-timeout-secs 2 "$@"
+set -- --health-check-interval-secs 1 --health-check-timeout-secs 2 "$@"
+# Its breaker would leave out for a minute a server that is back.  Instead a request waits until a check has found out.
+set -- --disable-circuit-breaker --retry-initial-backoff-ms 400 "$@"
 set -- --health-failure-threshold 2 --health-success-threshold 1 "$@"
 # A server that is not there yet is asked again after 2 seconds, not 30.
 set -- --worker-startup-check-interval 2 "$@"

@@ -6,6 +6,8 @@ from itertools import cycle, islice
 from typing import Final
 
 HOST: Final = "127.0.0.1"
+# For httpx: nothing here has any, and to read the system's takes a hundred times what a request takes.
+NO_CERTIFICATES: Final = False
 
 # Below those that systems hand to outgoing connections, of which one could take the port of a server that is down.
 # A server's events are at a port 1,000 above its own, and their replays 2,000 above.

@@ -6,20 +6,20 @@ import re
 import shutil
 import socket
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import httpx
 
-from scripts.cluster.ports import HOST, PortInUse, free_port, is_free
-from scripts.server_process import ROOT, ServerFailed, ServerProcess, wait_until
+from scripts.cluster.child import Child
+from scripts.cluster.ports import HOST, NO_CERTIFICATES, PortInUse, free_port, is_free
+from scripts.server_process import ROOT, wait_until
 
 FILES: Final = ROOT / "deploy" / "routers"
 
-_START_TIMEOUT: Final = 60.0
 _CALL_TIMEOUT: Final = 10.0
 # HAProxy is where only root's PATH leads.
 PATH: Final = os.pathsep.join(
@@ -39,7 +39,7 @@ class NotInstalled(Exception):
         super().__init__(f"{program} is not installed: {remedy}")
 
 
-class Router(ABC):
+class Router(Child):
     """A router's process before the servers at some URLs.
 
     folder: for its log (`NAME.log`) and its configuration.
@@ -69,62 +69,20 @@ class Router(ABC):
             raise NotInstalled(self.name, self.remedy)
         if port and not is_free(port):
             raise PortInUse(port)
+        super().__init__(port, folder / f"{self.name}.log")
         self.urls = list(urls)
-        self.port: Final = port or free_port()
-        self.url: Final = f"http://{HOST}:{self.port}"
-        self.log: Final = folder / f"{self.name}.log"
         self._folder = folder
         self._api_key = api_key
-        self._environment = {**os.environ, "PATH": PATH, **(environment or {})}
+        self._environment |= {"PATH": PATH, **(environment or {})}
         self._options = list(options)
-        self._process: ServerProcess | None = None
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.exit_status is None
-
-    def start(self) -> None:
-        """Start it, unless it runs; `wait_until_ready` says when it passes requests on."""
-        if self.is_running:
-            return
-        self.kill()
-        self._process = ServerProcess(self._command(), self._environment, output=self.log)
-
-    def wait_until_ready(self, timeout: float = _START_TIMEOUT) -> None:
-        """Wait until it passes requests on to all servers.
-
-        Raises:
-            ServerFailed: it has ended; the text has what it wrote.
-            TimeoutError: it takes too long.
-        """
-        wait_until(self.has_started, f"{self.name} does not route: {self.log}", timeout)
-
-    def has_started(self) -> bool:
-        """Return whether it passes requests on to all servers.
-
-        Raises:
-            ServerFailed: it has ended; the text has what it wrote.
-        """
-        if self._process is not None and not self.is_running:
-            raise ServerFailed(f"{self.name}: {self._process.log.strip()}")
+    def is_ready(self) -> bool:
+        """Return whether it passes requests on to all servers."""
         return self.healthy() == set(self.urls)
 
     @abstractmethod
     def healthy(self) -> set[str]:
         """Return the URLs that it sends requests to now; none if it does not answer."""
-
-    def stop(self) -> int | None:
-        return self._process.stop() if self._process else None
-
-    def kill(self) -> int | None:
-        return self._process.kill() if self._process else None
 
     def join(self, url: str) -> None:
         """Have it route to one more server, and wait until it does."""
@@ -137,9 +95,6 @@ class Router(ABC):
         self.urls.remove(url)
         self._leave(url)
         self.wait_until_ready()
-
-    @abstractmethod
-    def _command(self) -> list[str]: ...
 
     @abstractmethod
     def _join(self, url: str) -> None: ...
@@ -174,6 +129,7 @@ class _WithWorkers(Router):
             headers=headers,
             timeout=_CALL_TIMEOUT,
             trust_env=False,
+            verify=NO_CERTIFICATES,
             **arguments,
         )
         return response.raise_for_status()

@@ -4,22 +4,19 @@ The servers are real but for their model, which does as it is told.  What had no
 response that another server gives is the same.
 """
 
-import os
-import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import sleep
-from typing import Final
+from typing import Any, Final
+from uuid import uuid4
 
+import httpx
 import pytest
 
-from scripts.cluster.cluster import Cluster
-from scripts.cluster.replica import Replica
 from scripts.cluster.router import ROUTERS
-from scripts.server_process import wait_until
 from tests.support.asks import Answer, Ask, End, Load, counted
 from tests.support.clusters import StartCluster
+from tests.support.router_faults import BOUND, LOST, Faults, scripted_python
 
 # Of a stream whose server is gone.
 CUT: Final[Mapping[str, End]] = {
@@ -29,101 +26,17 @@ CUT: Final[Mapping[str, End]] = {
 }
 # Those that end what waits for a server that does not answer; behind the others it waits until that is killed.
 ENDS_THE_WAIT: Final = {"haproxy"}
-# Those that send a request to two servers at most, so that two which die within two seconds are too many.
-TRIES_TWO: Final = {"haproxy"}
-# Seconds within which a request is answered that waits for no server which has stopped: it takes two at most, and
-# routers find out within six.
-BOUND: Final = 30.0
+# What asks an endpoint, and the status of those that a router does not send again.
+TURN: Final = {"role": "user", "content": "hi"}
+BODIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "/v1/chat/completions": {"messages": [TURN]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [TURN], "max_tokens": 9},
+}
+SENT_ONCE: Final = {"vllm-router": {"/v1/responses": 502, "/v1/messages": 502}}
 # By all tests of a router.
-NUM_KILLS: Final = 10
-_POLL_INTERVAL: Final = 0.05
-_NUM_POLLS: Final = 4
-
-
-class Faults:
-    """Three servers behind a router, and what happens to them."""
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster = cluster
-        self.router = cluster.router
-        self.num_kills = 0
-        self._folder = folder
-        self._gates = 0
-
-    def ask(self, said: str, *, stream: bool = True, model: str = "small") -> Ask:
-        return Ask(self.cluster.url, said, stream=stream, model=model)
-
-    def held(self, *, stream: bool) -> tuple[Ask, Path]:
-        """Ask for what is prefilled until there is a file, and wait until a server has it."""
-        self._gates += 1
-        gate = self._folder / f"gate{self._gates}"
-        before = self._loads()
-        ask = self.ask(f"held {gate} one two three", stream=stream)
-        self._until_settled(before)
-        return ask, gate
-
-    def begun(self, number: int, to: int = 60) -> list[Ask]:
-        """Ask for streams, and wait until each has begun."""
-        asks = [self.ask(f"count {to}") for _ in range(number)]
-        assert all(ask.begun.wait(BOUND) for ask in asks)
-        return asks
-
-    def busy(self) -> list[Replica]:
-        """Return the servers that have requests, the one that has most first."""
-        loads = self._loads()
-        found = [replica for replica in self.cluster.replicas if loads[replica.name]]
-        return sorted(found, key=lambda replica: -loads[replica.name])
-
-    def load_slow_model(self) -> None:
-        """Let the load of the model `slow` end."""
-        (self._folder / "slow").write_text("1")
-
-    def kill(self, replica: Replica) -> None:
-        """End a server as a crash would, another one that has crashed being known where that matters."""
-        if self.router.name in TRIES_TWO:
-            self.until_known()
-        self.num_kills += 1
-        replica.kill()
-
-    def until_known(self) -> None:
-        """Wait until the router sends requests to none that has ended or is paused, and to all others."""
-        urls = {r.url for r in self.cluster.replicas if r.is_running and r.is_ready()}
-        wait_until(lambda: self.router.healthy() == urls, "one that is gone is still routed to")
-
-    def heal(self) -> None:
-        """Start what does not run, and wait until it is routed to."""
-        for replica in self.cluster.replicas:
-            replica.start()
-        self.cluster.wait_until_ready()
-
-    def _loads(self) -> Counter[str]:
-        replicas = [replica for replica in self.cluster.replicas if replica.is_running]
-        found = {replica.name: replica.get("/load") for replica in replicas}
-        return Counter({name: load["server_load"] for name, load in found.items() if load})
-
-    def _until_settled(self, before: Counter[str]) -> None:
-        """Wait until a server has one more request for a while: a router may ask another one for its tokens first."""
-        num_polls, latest = 0, before
-
-        def is_settled() -> bool:
-            nonlocal num_polls, latest
-            sleep(_POLL_INTERVAL)
-            loads = self._loads()
-            has_one_more = (loads - before).total() == 1
-            num_polls = num_polls + 1 if has_one_more and loads == latest else 0
-            latest = loads
-            return num_polls >= _NUM_POLLS
-
-        wait_until(is_settled, "no server has the request")
-
-
-def scripted_python(folder: Path) -> Path:
-    """Return what runs the server with a scripted model, whatever module it is told to run."""
-    python = os.environ.get("SERVER_PYTHON", sys.executable)
-    file = folder / "python"
-    file.write_text(f'#!/bin/sh\nexec "{python}" -m tests.support.scripted_server\n')
-    file.chmod(0o755)
-    return file
+NUM_KILLS: Final = 30
 
 
 @pytest.fixture(scope="module", params=ROUTERS)
@@ -134,7 +47,7 @@ def faults(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Faults]:
     folder = tmp_path_factory.mktemp("faults")
-    (folder / "slow").write_text("0.5")
+    (folder / "slow").write_text("1")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SERVER_PYTHON", str(scripted_python(folder)))
         cluster = start_cluster(request.param, num_replicas=3, models=f"slow={folder / 'slow'}")
@@ -157,58 +70,96 @@ def check_cut(faults: Faults, answers: Sequence[Answer], text: str) -> int:
     """Fail unless each is whole, or a beginning that ends as this router ends it; return how many are cut."""
     cut = [answer for answer in answers if answer.end is not End.COMPLETE]
     assert {answer.end for answer in cut} <= {CUT[faults.router.name]}, cut
-    assert all(answer.has_begun and text.startswith(answer.text) for answer in cut), cut
+    assert all(answer.status == 200 and text.startswith(answer.text) for answer in cut), cut
     check([answer for answer in answers if answer.end is End.COMPLETE], text)
     return len(cut)
 
 
-def test_idle_servers_are_killed(faults: Faults) -> None:
-    for replica in faults.cluster.replicas[:2]:
+@pytest.mark.parametrize("turn", range(3))
+def test_idle_servers_are_killed(faults: Faults, turn: int) -> None:
+    replicas = faults.cluster.replicas
+    for replica in (replicas[turn], replicas[turn - 1]):
         faults.kill(replica)
         asks = [faults.ask("say one two", stream=index % 2 == 0) for index in range(4)]
         check([ask.answer() for ask in asks], "one two")
         check([faults.ask("say one", stream=False).answer() for _ in range(4)], "one")
 
 
-def test_servers_are_killed_under_load(faults: Faults) -> None:
-    with Load(faults.cluster.url) as load:
-        for replica in faults.cluster.replicas[1:]:
+@pytest.mark.parametrize("turn", range(2))
+def test_servers_are_killed_under_load(faults: Faults, turn: int) -> None:
+    for _ in range(2):
+        with Load(faults.cluster.url) as load:
             load.wait_for(6)
-            faults.kill(replica)
-        load.wait_for(12)
-    check_cut(faults, load.answers, load.text)
+            faults.kill(faults.busiest())
+            load.wait_for(12)
+        check_cut(faults, load.answers, load.text)
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_servers_are_killed_while_they_read_a_prompt(faults: Faults, turn: int) -> None:
+    for _ in range(2):
+        held = [faults.held(stream=stream) for stream in (True, False)]
+        faults.kill(faults.busiest())
+        for _, gate in held:
+            gate.touch()
+        check([ask.answer() for ask, _ in held], "one two three")
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_servers_are_killed_in_the_middle_of_streams(faults: Faults, turn: int) -> None:
+    asks = faults.begun(6)
+    busy = faults.busy()
+    idle = [replica for replica in faults.cluster.replicas if replica not in busy]
+    faults.kill_at_once([*busy, *idle][:2])
+    assert check_cut(faults, [ask.answer() for ask in asks], counted(60)) > 0
 
 
 @pytest.mark.parametrize("turn", range(2))
-def test_servers_are_killed_while_they_read_a_prompt(faults: Faults, turn: int) -> None:
-    held = [faults.held(stream=stream) for stream in (True, False)]
-    for replica in faults.busy():
-        faults.kill(replica)
-    for _, gate in held:
-        gate.touch()
-    check([ask.answer() for ask, _ in held], "one two three")
-
-
-def test_servers_are_killed_in_the_middle_of_streams(faults: Faults) -> None:
-    asks = faults.begun(6, to=120)
-    num_gone = 0
-    while num_gone < 2 and (busy := faults.busy()):
-        faults.kill(busy[0])
-        num_gone += 1
-    answers = [ask.answer() for ask in asks]
-    assert check_cut(faults, answers, counted(120)) >= num_gone == 2
-
-
-def test_a_server_is_killed_while_it_loads_a_model(faults: Faults) -> None:
+def test_a_server_is_killed_while_it_loads_a_model(faults: Faults, turn: int) -> None:
+    faults.hold_slow_model()
     ask = faults.ask("say loaded", model="slow")
-    if faults.router.name == "smg":
+    if is_unknown := faults.router.name == "smg":
         # It knows a server's first model only.
         assert ask.answer().status == 404
-        return
-    wait_until(lambda: bool(faults.busy()), "no server loads the model")
-    faults.kill(faults.busy()[0])
+        ask = Ask(faults.cluster.replicas[turn].url, "say loaded", model="slow")
+    loading = faults.busiest()
+    others = [faults.ask("say one", stream=False) for _ in range(4)]
+    faults.kill(loading)
     faults.load_slow_model()
-    check([ask.answer()], "loaded")
+    check([other.answer() for other in others], "one")
+    if is_unknown:
+        assert ask.answer().end is End.CUT
+    else:
+        check([ask.answer()], "loaded")
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_servers_are_killed_at_once(faults: Faults, turn: int) -> None:
+    with Load(faults.cluster.url) as load:
+        load.wait_for(6)
+        faults.kill_at_once([faults.cluster.replicas[turn - i] for i in range(2)])
+        faults.until_known()
+        load.wait_for(12)
+    lost = LOST[faults.router.name]
+    check_cut(faults, [a for a in load.answers if a.status not in lost], load.text)
+    assert all(answer.seconds <= BOUND for answer in load.answers)
+    check([faults.ask("say one").answer() for _ in range(4)], "one")
+
+
+def test_a_server_is_killed_and_each_endpoint_is_asked(faults: Faults) -> None:
+    faults.kill(faults.cluster.replicas[0])
+
+    def status(path: str) -> int:
+        headers = {"Authorization": f"Bearer {uuid4()}"}
+        body = {"model": "small", **BODIES[path]}
+        url = faults.cluster.url + path
+        return httpx.post(url, json=body, headers=headers, timeout=BOUND).status_code
+
+    with ThreadPoolExecutor() as threads:
+        found = {path: [threads.submit(status, path) for _ in range(6)] for path in BODIES}
+    sent_once = SENT_ONCE.get(faults.router.name, {})
+    for path, statuses in found.items():
+        assert {status.result() for status in statuses} <= {200, sent_once.get(path, 200)}, path
 
 
 def test_servers_are_restarted_one_after_the_other_under_load(faults: Faults) -> None:
@@ -239,8 +190,10 @@ def test_a_server_stops_answering(faults: Faults) -> None:
     [stopped] = faults.busy()
     streams = faults.begun(4, to=30)
     stopped.pause()
-    at_once = [faults.ask("say one", stream=index % 2 == 0) for index in range(4)]
+    at_once = faults.spread("say one", 8)
     faults.until_known()
+    # Those which the others have: they wait for nothing.
+    assert any(ask.is_over for ask in at_once)
     check([faults.ask("say one").answer() for _ in range(4)], "one")
     gate.touch()
     if faults.router.name in ENDS_THE_WAIT:
@@ -250,8 +203,8 @@ def test_a_server_stops_answering(faults: Faults) -> None:
         faults.kill(stopped)
         check([held.answer()._replace(seconds=0.0)], "one two three")
     check_cut(faults, [stream.answer() for stream in streams], counted(30))
-    check([ask.answer() for ask in at_once], "one")
     stopped.resume()
+    check([ask.answer() for ask in at_once], "one")
 
 
 def test_these_were_many_kills(faults: Faults) -> None:

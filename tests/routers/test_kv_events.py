@@ -102,6 +102,7 @@ def router(
         options += ["--kv-event-replay-source", f"{replica.url}={found['replay_endpoint']}"]
     urls = [replica.url for replica in replicas]
     with VllmRouter(urls, tmp_path_factory.mktemp("router"), options=options) as started:
+        started.start()
         started.wait_until_ready()
         yield started
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
+from scripts.cluster.ports import NO_CERTIFICATES
 from tests.support.clusters import TIMEOUT
 
 MODEL: Final = "small"
@@ -42,15 +43,29 @@ class Answer(NamedTuple):
 
 
 class Ask:
-    """A request in a thread of its own, as a client of its own; `begun` is set at its first text."""
+    """A request in a thread of its own, as a client of its own; `begun` is set at its first text.
 
-    def __init__(self, url: str, said: str, *, stream: bool = True, model: str = MODEL) -> None:
+    is_session: of a session of its own, too, which some routers place without regard to prompts.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        said: str,
+        *,
+        stream: bool = True,
+        model: str = MODEL,
+        is_session: bool = False,
+    ) -> None:
         self.begun = threading.Event()
         self.is_stream = stream
         self._url = url
         # Unlike any other prompt, so that no router knows where it belongs.
         turn = {"role": "user", "content": f"{next(_NUMBER)}: [[{said}]]"}
         self._body = {"model": model, "messages": [turn], "stream": stream, "temperature": 0}
+        self._headers = {"Authorization": f"Bearer key{next(_NUMBER)}"}
+        if is_session:
+            self._headers["X-Session-Id"] = str(next(_NUMBER))
         self._answer: Future[Answer] = Future()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -69,16 +84,17 @@ class Ask:
     def _run(self) -> None:
         began = monotonic()
         answer = Answer(End.CUT, "", 0.0)
-        headers = {"Authorization": f"Bearer key{next(_NUMBER)}"}
         try:
             with httpx.stream(
                 "POST",
                 self._url + _CHAT,
                 json=self._body,
-                headers=headers,
+                headers=self._headers,
                 timeout=TIMEOUT,
                 trust_env=False,
+                verify=NO_CERTIFICATES,
             ) as response:
+                answer = answer._replace(status=response.status_code)
                 for answer in self._answers(response):
                     if answer.has_begun:
                         self.begun.set()

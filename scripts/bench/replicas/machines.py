@@ -73,8 +73,7 @@ class MeasuredSmg(Smg):
 
     @property
     def cpu_seconds(self) -> float:
-        assert self._process is not None, "it runs"
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii")
+        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
         # Behind the name, which may have spaces.
         user, system = fields.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -85,6 +84,7 @@ def smg(behind: Sequence[Replica], folder: Path, policy: str) -> Iterator[Measur
     """Start smg with a policy and an empty tree of prefixes."""
     urls = [each.url for each in behind]
     with MeasuredSmg(urls, folder, options=["--policy", policy]) as router:
+        router.start()
         router.wait_until_ready()
         yield router
 
