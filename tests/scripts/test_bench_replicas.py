@@ -108,7 +108,7 @@ def test_the_report_has_the_medians_and_the_two_ratios(
     text = report(found, 123.4)
     assert "| answers | prefix-aware | 2        | 200.0           | -               | 900" in text
     assert "two replicas: 1.90 times the throughput of one (1.90, 2.50, 1.00)" in text
-    assert "cache_aware: 0.30 of the tokens that round_robin computes" in text
+    assert "cache_aware: 0.30 of the tokens that round_robin computes (0.30, 0.50, 0.20)" in text
     assert "smg: 123 us of a core for a request; the clients: up to 2.0% of one" in text
     path = tmp_path / "results.json"
     path.write_text(json.dumps(as_json(found, 123.4)), encoding="utf-8")

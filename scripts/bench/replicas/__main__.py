@@ -3,7 +3,7 @@
 It starts two servers of one thread each, on a core of their own, and smg before one or both of them.  First long
 answers, by one and by both in turns: the goal is 1.9 times the throughput on two cores.  Then tenants whose
 instructions one pool cannot hold, with cache_aware and with round_robin: the goal is 0.4 of the tokens computed.  It
-takes five minutes and needs a machine that does nothing else.  `python -m scripts.simulation compare` simulates what
+takes six minutes and needs a machine that does nothing else.  `python -m scripts.simulation compare` simulates what
 --json has.
 """
 
@@ -118,19 +118,24 @@ def report(runs: Sequence[Run], router_us: float) -> str:
         for a, b in zip(one, two, strict=True)
     ]
     aware, in_turns = (
-        sum(run.num_computed for run in by_load["tenants", policy, 2]) for policy in _SMG_POLICIES
+        [run.num_computed for run in by_load["tenants", policy, 2]] for policy in _SMG_POLICIES
     )
-    by_round = ", ".join(f"{gain:.2f}" for gain in gains)
+    shares = [a / b for a, b in zip(aware, in_turns, strict=True)]
+    share = sum(aware) / sum(in_turns)
     clients = max(run.client_share for run in runs)
     return "\n".join(
         [
             table(head, [_row(load, found) for load, found in by_load.items()]),
             "",
-            f"two replicas: {median(gains):.2f} times the throughput of one ({by_round})",
-            f"cache_aware: {aware / in_turns:.2f} of the tokens that round_robin computes",
+            f"two replicas: {median(gains):.2f} times the throughput of one ({_listed(gains)})",
+            f"cache_aware: {share:.2f} of the tokens that round_robin computes ({_listed(shares)})",
             f"smg: {router_us:.0f} us of a core for a request; the clients: up to {clients:.1%} of one",
         ]
     )
+
+
+def _listed(by_round: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in by_round)
 
 
 def _row(load: Load, runs: Sequence[Run]) -> list[str]:
