@@ -40,7 +40,7 @@ class SchedulerManager:
     is_closed: no more models are loaded.
     listeners: they are told of every change of a model's state, and of the end.
     adapters: those that requests can name.
-    engines: those of the models that are loaded.
+    engines: of the models that are loaded, and the loads of others.
     health: of what all models share.
     """
 

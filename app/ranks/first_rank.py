@@ -100,7 +100,7 @@ class FirstRank:
 
     def end(self, reason: RankLost) -> None:
         """End all ranks, and wait for them, for some seconds at most."""
-        self._is_ending = True
+        self._is_ending = self.lost is None
         if self._leader is not None:
             self._leader.end(reason)
             self._leader.close()

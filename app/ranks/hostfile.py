@@ -13,7 +13,7 @@ from app.settings import SettingsError, env_name
 _MIN_HOSTS: Final = 2
 # `ssh` would take a host with a dash in front for an option.
 _HOST: Final = re.compile(r"[\w@.:%-]+(?<!\n)", re.ASCII)
-_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*=[^\0]*", re.ASCII)
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*=[^\0\n]*", re.ASCII)
 
 # A device for RDMA, or several; None where there is none.
 Device = str | list[str] | None

@@ -1,6 +1,5 @@
 """Starts the processes of the other ranks, here and by ssh, and ends them."""
 
-import json
 import os
 import shlex
 import socket
@@ -30,6 +29,10 @@ _PASSED: Final = {*EngineSettings.model_fields, "trust_remote_code", "step_timeo
     "log_format",
 }
 _OWN: Final = {"ranks", "ranks_backend", "ranks_host", "ranks_port"}
+# A command shows what is in it to all users of both machines, so these variables come as lines; an empty one ends them.
+_READ_VARIABLES: Final = (
+    'while IFS= read -r line && [ -n "$line" ]; do export "$line"; done; exec "$@"'
+)
 _MAX_LINE: Final = 8192
 # Seconds in which a process ends that rank 0 has told to, and in which its last line is read.
 _END_SECONDS: Final = 3.0
@@ -46,12 +49,13 @@ class _Started:
     last_line: str = ""
 
     def tell(self, variables: Mapping[str, str]) -> None:
-        """Send variables of the environment: a command shows those in it to all users of both machines."""
+        """Send what `_READ_VARIABLES` reads."""
         stream = self.process.stdin
         assert stream is not None
+        lines = [f"{name}={value}\n" for name, value in variables.items()]
         # It may have ended.
         with suppress(BrokenPipeError):
-            os.write(stream.fileno(), json.dumps(variables).encode() + b"\n")
+            os.write(stream.fileno(), "".join([*lines, "\n"]).encode())
 
     def forward(self) -> None:
         """Print the lines of the process with its rank in front."""
@@ -77,8 +81,11 @@ class Launcher:
             CannotJoin: one cannot be started.
         """
         for rank, host in enumerate(self._plan.hostfile.names[1:], start=1):
+            told = self._plan.hostfile.variables
             variables = member_variables(self._settings, self._plan, rank)
-            command, environment = _command(host, variables)
+            is_here = host in _HERE or host == socket.gethostname()
+            program = [sys.executable, "-m", "app", "serve"]
+            command = program if is_here else _ssh(host, variables, program)
             try:
                 process = subprocess.Popen(
                     command,
@@ -86,7 +93,7 @@ class Launcher:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    env=environment,
+                    env={**_environment(), **told, **variables} if is_here else None,
                     # A terminal's signals are for rank 0, which ends the others when it has ended its requests.
                     start_new_session=True,
                 )
@@ -94,8 +101,9 @@ class Launcher:
                 reason = f"{command[0]}: {error.strerror}"
                 raise CannotJoin(f"rank {rank} ({host}) cannot be started: {reason}") from None
             started = _Started(rank, host, process)
-            started.tell(self._plan.hostfile.variables)
             self._started.append(started)
+            if not is_here:
+                started.tell(told)
             thread = threading.Thread(target=started.forward, name="rank-lines", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -133,10 +141,7 @@ class Launcher:
 
 
 def member_variables(settings: Settings, plan: RankPlan, rank: int) -> dict[str, str]:
-    """Return the variables of the environment that make a process a rank; there are no secrets among them.
-
-    Those of the hosts' file follow on its standard input.
-    """
+    """Return the variables of the environment that make a process a rank; there are no secrets among them."""
     variables = {
         env_name(field): _text(value)
         for field in settings.model_fields_set & _PASSED - _OWN
@@ -159,14 +164,13 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _command(host: str, variables: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Return a command and its environment, which start a rank on a host."""
-    program = [sys.executable, "-m", "app", "serve"]
-    if host in _HERE or host == socket.gethostname():
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)
-        }
-        return program, {**kept, **variables}
+def _environment() -> dict[str, str]:
+    """Return the variables of this process but for its settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+
+
+def _ssh(host: str, variables: Mapping[str, str], program: Sequence[str]) -> Sequence[str]:
+    """Return a command that starts a program on another host."""
     assigned = [f"{name}={value}" for name, value in variables.items()]
-    line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(['env', *assigned, *program])}"
-    return [*_SSH, host, line], os.environ
+    read = ["sh", "-c", _READ_VARIABLES, "sh", "env", *assigned, *program]
+    return [*_SSH, host, f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(read)}"]

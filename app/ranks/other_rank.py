@@ -1,6 +1,5 @@
 """A rank other than 0: it has no clients, runs what rank 0 plans, and ends with it."""
 
-import json
 import logging
 import os
 import signal
@@ -62,7 +61,6 @@ def serve_other_rank(
     ends: SimpleQueue[RankLost | Exception | signal.Signals] = SimpleQueue()
     os.environ.update(plan.hostfile.variables)
     if LAUNCHED_VARIABLE in os.environ:
-        os.environ.update(_told(sys.stdin.fileno()))
         threading.Thread(target=_leave_with, args=(sys.stdin.fileno(), leave), daemon=True).start()
     member = join_ranks(
         plan.control_address, plan.hostfile.names, plan.rank, timeout, ends.put, exit_later
@@ -73,18 +71,6 @@ def serve_other_rank(
         return _status(plan, member, ends)
     finally:
         member.close()
-
-
-def _told(descriptor: int) -> dict[str, str]:
-    """Return the variables that rank 0 sends first; none if it is gone by then."""
-    line = b""
-    while not line.endswith(b"\n"):
-        # What follows is for another reader.
-        if not (byte := os.read(descriptor, 1)):
-            return {}
-        line += byte
-    found: dict[str, str] = json.loads(line)
-    return found
 
 
 def _leave_with(descriptor: int, leave: Callable[[int], object]) -> None:

@@ -129,7 +129,8 @@ class Heartbeats:
     def limit(self, seconds: float | None) -> None:
         """Count this rank as lost if this is not called again within so many seconds; None is no limit."""
         with self._lock:
-            self._limit, self._worked = seconds, 0.0
+            # The next turn adds what was before, too.
+            self._limit, self._worked = seconds, -INTERVAL
 
     @contextmanager
     def unlimited(self) -> Iterator[None]:

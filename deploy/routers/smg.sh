@@ -8,7 +8,7 @@ set -- --worker-urls "$@"
 set -- --policy cache_aware "$@"
 # /ready and not /health: a server that drains is alive, but takes no new requests.
 set -- --health-check-endpoint /ready "$@"
-# Seconds, so that a server that is back is found again within five.
+# Seconds, so that a server that is back is found again within three.
 set -- --health-check-interval-secs 1 --health-check-timeout-secs 2 "$@"
 # Its breaker would leave out for a minute a server that is back.  Instead a request waits until a check has found out.
 set -- --disable-circuit-breaker --retry-initial-backoff-ms 400 "$@"

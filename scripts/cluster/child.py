@@ -74,7 +74,7 @@ class Child(ABC):
         """
         if self._process is not None and not self.is_running:
             log = self._process.log.strip()
-            raise ServerFailed(log or f"{self.url} ended with {self.exit_status}")
+            raise ServerFailed(f"{self.log.stem}: {log or f'ended with {self.exit_status}'}")
         return self.is_ready()
 
     @abstractmethod

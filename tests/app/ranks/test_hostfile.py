@@ -74,6 +74,7 @@ def host(**changed: Any) -> str:
         (json.dumps({"hosts": TWO, "backend": 1}), "backend must be a text"),
         (json.dumps({"hosts": TWO, "envs": {}}), '"envs" is no list'),
         (json.dumps({"hosts": TWO, "envs": ["A"]}), "'A' in \"envs\" is not NAME=value"),
+        (json.dumps({"hosts": TWO, "envs": ["A=1\nB=2"]}), "'A=1\\nB=2' in \"envs\" is not"),
         (json.dumps({"hosts": TWO, "envs": [1]}), '1 in "envs" is not NAME=value'),
     ],
 )

@@ -22,7 +22,7 @@ from tests.support.rank_servers import hosts
 _SSH = 'echo "$@" > "$0.log"; while [ "$1" != -- ]; do shift; done; exec sh -c "$3"'
 # Stand for the server.
 _PRINTS = 'echo "rank $MLX_RANK of $MLX_SERVER_RANKS"; exec sleep 60'
-_TELLS = 'read -r line; echo "$line"; exec sleep 60'
+_TELLS = 'echo "$HF_TOKEN, $MLX_SERVER_DTYPE"; exec sleep 60'
 _FAILS = "echo one; echo two >&2; exit 3"
 
 
@@ -88,7 +88,7 @@ def test_ranks_are_started_here_and_by_ssh_and_end_when_they_are_told_to(
         started.check()
         options, _, line = (tmp_path / "ssh.log").read_text().partition(" -- mac2 ")
         assert options == "-o BatchMode=yes -o ConnectTimeout=10"
-        assert line.startswith(f"cd {Path.cwd()} && exec env ")
+        assert line.startswith(f"cd {Path.cwd()} && exec sh -c ")
         assert "secret" not in line
         started.kill()
     assert all(each.process.returncode == -9 for each in started._started)
@@ -98,9 +98,9 @@ def test_variables_of_the_hosts_file_are_in_no_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: "SimpleQueue[str]"
 ) -> None:
     serve_with(monkeypatch, tmp_path, _TELLS)
-    with launcher("127.0.0.1", "mac2", envs=["HF_TOKEN=of=hub x"]) as started:
+    with launcher("127.0.0.1", "mac2", envs=["HF_TOKEN=of=hub x", "MLX_SERVER_DTYPE=b"]) as started:
         started.start()
-        wait_for(said, *(f'rank {n}: {{"HF_TOKEN": "of=hub x"}}' for n in (1, 2)))
+        wait_for(said, *(f"rank {n}: of=hub x, b" for n in (1, 2)))
         assert "of=hub" not in (tmp_path / "ssh.log").read_text()
 
 

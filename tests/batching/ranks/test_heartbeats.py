@@ -127,7 +127,7 @@ def test_what_goes_on_for_longer_than_its_limit_ends_all(beating: Beating) -> No
     beating.heartbeats.limit(9.0)
     beating.pass_time(9.0, 1, 2)
     assert beating.fate.error is None
-    beating.pass_time(0.5, 1, 2)
+    beating.pass_time(1.5, 1, 2)
     assert str(beating.fate.error) == LIMITED
     told = beating.others[0].recv(4096).rpartition(b".\n")[2]
     assert told.decode() == LIMITED.replace("rank 0", "lost 0") + "\n"
