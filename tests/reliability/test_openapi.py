@@ -96,6 +96,7 @@ OPERATIONS: Final = [
     "GET /metrics",
     "GET /version",
     "GET /load",
+    "GET /kv_event_sources",
 ]
 WITH_BODY: Final = [op for op in OPERATIONS if op.startswith("POST") and "{" not in op]
 # Beside these there is one that data of the right types is taken; rules over several fields are
