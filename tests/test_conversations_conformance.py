@@ -118,5 +118,6 @@ def test_conversations_outlive_the_server(tmp_path: Path) -> None:
     with live_server(**settings) as second:
         assert texts(second) == before
         post(second, PATH, input="Two", **asked)
-        assert texts(second)[:4] == [*before, "Two"]
+        # An answer may be empty, and then is no item.
+        assert texts(second)[: len(before) + 1] == [*before, "Two"]
         assert second.stop() == 0
